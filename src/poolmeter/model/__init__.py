@@ -1,0 +1,1 @@
+"""Frozen nouns shared by every component: no I/O, standard library only."""

@@ -1,0 +1,75 @@
+"""Frozen records to plain JSON values and back, checked: the one codec for allocation files, snapshots, decisions and events."""
+
+import json
+import types
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from poolmeter.errors import DataError
+
+T = TypeVar("T")
+
+
+def to_plain(value: object) -> Any:
+    """A JSON value; fields that are None are left out (absent means unknown)."""
+    if is_dataclass(value) and not isinstance(value, type):
+        plain = {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {name: item for name, item in plain.items() if item is not None}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    return value
+
+
+def canonical_json(value: object) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text, so that it can be hashed."""
+    return json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def from_plain(record_type: type[T], value: object, what: str = "") -> T:
+    """A record from its plain form. Unknown keys are ignored (a newer writer); a missing or mistyped one raises DataError."""
+    return typing.cast(T, _decode(record_type, value, what or record_type.__name__))
+
+
+def _decode(hint: Any, value: Any, what: str) -> Any:
+    origin = typing.get_origin(hint)
+    if isinstance(hint, types.UnionType) or origin is typing.Union:
+        if value is None:
+            return None
+        return _decode(next(part for part in typing.get_args(hint) if part is not type(None)), value, what)
+    if is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise DataError(f"{what} is {value!r:.80}, expected an object")
+        hints = typing.get_type_hints(hint)
+        arguments = {}
+        for field in fields(hint):
+            if field.name in value:
+                arguments[field.name] = _decode(hints[field.name], value[field.name], f"{what}.{field.name}")
+            elif field.default is MISSING and field.default_factory is MISSING:
+                if not isinstance(hints[field.name], types.UnionType):
+                    raise DataError(f"{what}.{field.name} is missing, expected {hints[field.name]}")
+                arguments[field.name] = None
+        return typing.cast(Any, hint)(**arguments)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise DataError(f"{what} is {value!r:.80}, expected a list")
+        return tuple(_decode(typing.get_args(hint)[0], item, f"{what}[{index}]") for index, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise DataError(f"{what} is {value!r:.80}, expected an object")
+        return value
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        try:
+            return hint(value)
+        except ValueError:
+            raise DataError(f"{what} is {value!r:.80}, expected one of {', '.join(str(item.value) for item in hint)}") from None
+    if hint is object or hint is Any:
+        return value
+    if type(value) is not hint:
+        raise DataError(f"{what} is {value!r:.80}, expected {getattr(hint, '__name__', hint)}")
+    return value
