@@ -31,8 +31,20 @@ def test_json_follows_the_contract() -> None:
     body = json.loads(render(REPORT, "json"))
     assert list(body) == ["schema", "from", "to", "rows", "totals", "warnings"]
     assert body["schema"] == "poolmeter.usage/1"
-    assert body["rows"][0] == {"tenant": "=evil()", "hours": "0.100000001", "cost": "12.30"}
+    assert body["rows"][0] == {"tenant": "=evil()", "hours": 0.100000001, "cost": "12.30"}
     assert body["totals"] == {"cost": "12.20"}
+
+
+def test_numbers_keep_their_digits() -> None:
+    exact = Decimal("1234567890123456.123456789")
+    report = Report("usage", ("hours",), ({"hours": exact},))
+    assert json.loads(render(report, "json"), parse_float=Decimal)["rows"] == [{"hours": exact}]
+    assert render(report, "csv").decode().splitlines()[1] == str(exact)
+
+
+def test_text_cannot_pass_for_a_number() -> None:
+    report = Report("usage", ("tenant",), ({"tenant": "\x001\x00"},))
+    assert json.loads(render(report, "json"))["rows"] == [{"tenant": "\ufffd1\ufffd"}]
 
 
 def test_all_formats_hold_the_same_numbers() -> None:
@@ -42,7 +54,7 @@ def test_all_formats_hold_the_same_numbers() -> None:
     expected = [row.get("cost") for row in json.loads(render(REPORT, "json"))["rows"]]
     assert [row["cost"] for row in csv.DictReader(io.StringIO(render(REPORT, "csv").decode(), newline=""))] == expected
     assert pq.read_table(io.BytesIO(render(REPORT, "parquet"))).column("cost").to_pylist() == expected
-    assert pa.ipc.open_file(render(REPORT, "arrow")).read_all().column("energy_kwh").to_pylist() == [None, "0.5"]
+    assert pa.ipc.open_file(render(REPORT, "arrow")).read_all().column("energy_kwh").to_pylist() == [None, Decimal("0.5")]
     table = render(REPORT, "table").decode()
     assert all(number in table for number in expected)
 
