@@ -8,18 +8,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 
 from poolmeter.demo_tenants import Tenants
-from poolmeter.errors import BadInput, PoolmeterError, Refused
+from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused
 from poolmeter.model.units import MICROSECONDS
+from poolmeter.period import rfc3339
 from poolmeter.pool import Pool, simulated_nodes
 from poolmeter.report import Report, write
 from poolmeter.serve import Stop, lock_folder
-
-SECOND = Decimal("0.000001")
 
 
 class Demo:
@@ -44,16 +42,16 @@ class Demo:
                 stack.callback(shutil.rmtree, data, ignore_errors=True)
             lock_folder(data)
             pool = Pool(data, simulated_nodes(data), args.config)
-            resized = work(pool, args.seconds, stop)
-            report = bill(pool, resized)
+            tenants = Tenants(pool, args.seconds, time.monotonic)
+            resized = work(pool, tenants, args.seconds, stop)
+            report = bill(pool, tenants, resized)
         write(report, args.format, args.output)
         return 0
 
 
-def work(pool: Pool, seconds: float, stop: Stop) -> int:
+def work(pool: Pool, tenants: Tenants, seconds: float, stop: Stop) -> int:
     """Run the pool and its tenants for `seconds`, resize once on the way, stop everything. The number of slices resized."""
     say(f"starting {len(pool.nodes)} nodes in {pool.data}")
-    tenants = Tenants(pool, seconds, time.monotonic)
     resized = 0
     try:
         pool.start()
@@ -113,9 +111,9 @@ def limits(pool: Pool) -> dict[tuple[str, str], int]:
     return found
 
 
-def bill(pool: Pool, resized: int) -> Report:
+def bill(pool: Pool, tenants: Tenants, resized: int) -> Report:
     """The bill of everything the pool did, beside the truth."""
-    from poolmeter.accounting.chargeback import chargeback_report
+    from poolmeter.accounting.chargeback import chargeback_report, chosen_plan
     from poolmeter.accounting.usage import usage_report
     from poolmeter.collector.catalog import open_catalog
     from poolmeter.period import parse_period
@@ -123,11 +121,63 @@ def bill(pool: Pool, resized: int) -> Report:
 
     root = CollectorData(pool.data).store
     with contextlib.closing(open_catalog(root)) as catalog:
-        rows = catalog.execute(
-            "SELECT s.tenant, sum(s.used_us)::BIGINT, sum(s.denied_allocations)::BIGINT FROM slice_minutes s GROUP BY s.tenant"
-        ).fetchall()
-        billed = {tenant: (used, denied) for tenant, used, denied in rows}
-    raise NotImplementedError(billed, chargeback_report, usage_report, parse_period, SECOND, MICROSECONDS, Mapping)
+        used = catalog.execute("SELECT tenant, sum(used_us), sum(denied_allocations) FROM slice_minutes GROUP BY tenant").fetchall()
+        first_us, last_us = catalog.execute("SELECT min(start_us), max(start_us + span_us) FROM device_minutes").fetchall()[0]
+        unhooked = catalog.execute(
+            "SELECT count(DISTINCT (node, pid, start_ticks)), sum(used_us) FROM process_minutes WHERE NOT hooked"
+        ).fetchall()[0]
+    if first_us is None:
+        raise DataError("the demo's store holds no device record, expected at least one for each device")
+    period = parse_period(rfc3339(first_us), rfc3339(last_us), "UTC", last_us)
+    plan, warnings = chosen_plan(root, None, None)
+    charged = chargeback_report(root, period, plan)
+    usage = usage_report(root, period)
+    costs = {row["tenant"]: row["cost"] for row in charged.rows if row.get("line") == "usage"}
+    billed = {tenant: (int(us), int(denied or 0)) for tenant, us, denied in used if us is not None}
+    truth = true_device_us(tenants)
+    rows = []
+    for name in sorted({*billed, *truth}):
+        row: dict[str, object] = {"tenant": name, "true_device_seconds": seconds_of(truth.get(name))}
+        if name in billed:
+            row |= {"billed_device_seconds": seconds_of(billed[name][0]), "cost": costs.get(name), "currency": plan.currency}
+        rows.append(row)
+    found = {
+        "unaccounted": unhooked[0],
+        "unaccounted_device_seconds": seconds_of(None if unhooked[1] is None else int(unhooked[1])),
+        "denied_allocations": sum(denied for _, denied in billed.values()),
+        "short_lived": sum(
+            1 for item in tenants.finished if item.tenant.seconds is not None and billed.get(item.tenant.name, (0, 0))[0] > 0
+        ),
+        "resized": resized,
+    }
+    return Report(
+        "demo",
+        ("tenant", "billed_device_seconds", "true_device_seconds", "cost", "currency"),
+        tuple(rows),
+        period.start_text(),
+        period.end_text(),
+        {**usage.totals, **charged.totals},
+        warnings + charged.warnings,
+        {"found": found},
+    )
+
+
+def true_device_us(tenants: Tenants) -> dict[str, int]:
+    """Device time by tenant as the simulator kept it, from what each tenant's program printed at its end."""
+    truth: dict[str, int] = {}
+    for item in tenants.finished:
+        text = item.out.read_text().strip()
+        if not text:
+            log = item.out.with_suffix(".log").read_text(errors="replace").strip()[-300:]
+            raise PoolmeterError(f"tenant {item.tenant.name} ended with status {item.process.returncode} and printed nothing: {log}")
+        seconds = Decimal(str(json.loads(text.splitlines()[-1], parse_float=Decimal)["device_seconds"]))
+        truth[item.tenant.name] = truth.get(item.tenant.name, 0) + int(seconds * MICROSECONDS)
+    return truth
+
+
+def seconds_of(us: int | None) -> Decimal | None:
+    """Device seconds of microseconds, exactly."""
+    return None if us is None else (Decimal(us) / MICROSECONDS).quantize(Decimal("0.000001"))
 
 
 def say(text: str) -> None:
