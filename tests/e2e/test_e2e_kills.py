@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from poolmeter.collector.catalog import open_catalog
+from poolmeter.simulator.machine import Machine
+
 from poolmeter.places import CollectorData, NodeRun
 from poolmeter.pool import NodePlan, Pool, simulated_nodes
-from poolmeter.simulator.machine import Machine
 
 TENANTS = 3
 

@@ -122,10 +122,13 @@ def test_up_serves_runs_resizes_and_stops(tmp_path: Path) -> None:
                 assert answer.status == 200
         # A program on a share of the pool, its limit changed while it runs.
         run = subprocess.Popen(
-            poolmeter(
-                "run", "--data", str(data), "--tenant", "guest", "--compute", "10", "--memory", "4G", "--id-file", str(tmp_path / "id")
-            )
-            + ["--", *poolmeter("simulate", "tenant", "--kernel-us", "500", "--seconds", "6", "--allocate", "1G")],
+            [
+                *poolmeter(
+                    "run", "--data", str(data), "--tenant", "guest", "--compute", "10", "--memory", "4G", "--id-file", str(tmp_path / "id")
+                ),
+                "--",
+                *poolmeter("simulate", "tenant", "--kernel-us", "500", "--seconds", "6", "--allocate", "1G"),
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )
