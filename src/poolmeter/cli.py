@@ -101,19 +101,6 @@ COMMANDS: tuple[Entry, ...] = (
 )
 
 
-class _Missing:
-    """This version does not have this verb yet."""
-
-    def __init__(self, words: str) -> None:
-        self.words = words
-
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("anything", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-
-    def run(self, args: argparse.Namespace) -> int:
-        raise NotBuilt(f"poolmeter {self.words} is not built in version {__version__}")
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> "None":  # type: ignore[override]
         raise BadInput(f"{self.prog}: {message}; see {self.prog} --help")
@@ -166,9 +153,9 @@ def help_text() -> str:
 
 
 def load(entry: Entry) -> Command:
-    """The command object behind an entry."""
+    """The command object behind an entry; NotBuilt for a verb that this version does not have."""
     if entry.target is None:
-        return _Missing(entry.words)
+        raise NotBuilt(f"poolmeter {entry.words} is not built in version {__version__}")
     module, name = entry.target.split(":")
     command: Command = getattr(importlib.import_module(module), name)()
     return command

@@ -1,7 +1,8 @@
 """A result and its five formats: table for people, JSON, CSV, Parquet and Arrow for programs, one number in all of them.
 
 JSON: `{"schema":"poolmeter.NAME/1","from":"…Z","to":"…Z","rows":[…],"totals":{…},"warnings":[…]}`. An absent value is left out in
-JSON, empty in CSV and the table, null in Parquet and Arrow; never 0. Money and exact ratios arrive as Decimal and leave as text.
+JSON, empty in CSV and the table, null in Parquet and Arrow; never 0. Quantities and money arrive as Decimal; in JSON a quantity is a
+number with exactly its digits, money (the keys in `MONEY`) a string.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,8 @@ from pathlib import Path
 from poolmeter.errors import BadInput, Unavailable
 
 FORMATS = ("table", "json", "csv", "parquet", "arrow")
-Value = str | int | float | bool | Decimal | None
+# Keys of rows and totals that hold money; they leave as decimal strings, so that no reader makes a float of them unasked.
+MONEY = frozenset({"cost", "unit_price", "tenants", "idle", "unallocated", "overhead", "adjustments"})
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,22 @@ class Report:
     extra: Mapping[str, object] = field(default_factory=dict)
 
 
-def plain(value: object) -> object:
-    """A JSON value: Decimal as text, None fields of an object left out."""
+def plain(value: object, money: bool = False) -> object:
+    """A JSON value; None fields of an object left out, a Decimal as text where it is money, else marked as a number (`_numbers`)."""
     if isinstance(value, Decimal):
-        return format(value, "f")
+        return format(value, "f") if money else f"\0{value:f}\0"
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd")  # no text passes for a marked number
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items() if item is not None}
+        return {key: plain(item, money or key in MONEY) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(item, money) for item in value]
     return value
+
+
+def dumps(value: object) -> str:
+    """JSON text of a value that may hold Decimals: numbers with exactly their digits, which a float would lose; money as strings."""
+    return re.sub(r'"\\u0000(-?[0-9.]+)\\u0000"', r"\1", json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
 
 def as_json(report: Report) -> str:
@@ -54,11 +64,11 @@ def as_json(report: Report) -> str:
         body["from"] = report.start
     if report.end is not None:
         body["to"] = report.end
-    body["rows"] = [plain(row) for row in report.rows]
-    body["totals"] = plain(report.totals)
-    body["warnings"] = list(report.warnings)
-    body.update({key: plain(value) for key, value in report.extra.items()})
-    return json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n"
+    body["rows"] = report.rows
+    body["totals"] = report.totals
+    body["warnings"] = report.warnings
+    body.update(report.extra)
+    return dumps(body) + "\n"
 
 
 def cell(value: object) -> str:
@@ -67,9 +77,11 @@ def cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, Decimal):
+        return format(value, "f")
     if isinstance(value, (list, tuple, dict)):
-        return json.dumps(plain(value), ensure_ascii=False)
-    return str(plain(value))
+        return dumps(value)
+    return str(value)
 
 
 def as_csv(report: Report) -> str:
@@ -111,16 +123,14 @@ def _printable(text: str) -> str:
 
 
 def as_arrow(report: Report, parquet: bool) -> bytes:
-    """One Arrow IPC file, or one Parquet file; money and ratios as text, absent as null."""
+    """One Arrow IPC file, or one Parquet file; money as text, other Decimals as decimals, absent as null."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     arrays = []
     for column in report.columns:
-        values = [plain(row.get(column)) for row in report.rows]
-        if any(isinstance(value, (list, dict)) for value in values):
-            values = [None if value is None else cell(value) for value in values]
-        if any(isinstance(value, str) for value in values):
+        values = [row.get(column) for row in report.rows]
+        if column in MONEY or any(isinstance(value, (str, list, tuple, dict)) for value in values):
             values = [None if value is None else cell(value) for value in values]
         array = pa.array(values)
         arrays.append(array if array.type != pa.null() else pa.array(values, pa.utf8()))
