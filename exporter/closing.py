@@ -4,7 +4,7 @@ Records carry no node, epoch and sequence yet (`sequence` 0): whoever commits th
 """
 
 from poolmeter.exporter.ledger import DeviceLedger, Ledger, ProcessLedger, SliceLedger
-from poolmeter.model.allocation import Allocation, AllocationState, SlicePromise
+from poolmeter.model.allocation import Allocation, SlicePromise
 from poolmeter.model.units import FULL_SHARE_PPM, MINUTE_US, split_exactly
 from poolmeter.model.usage import DeviceRecord, ProcessRecord, SliceRecord, UsageRecord, UsedBasis
 from poolmeter.rules.capacity import Capacity, settle
@@ -29,7 +29,9 @@ def close_minute(ledger: Ledger) -> list[UsageRecord]:
                 part.energy_uj_total = (part.energy_uj_total or 0) + share
             used, basis = measured[part.allocation_id]
             records.append(_slice_record(ledger, device, capacity, part, used, basis, share))
-        records += [_process_record(device, process) for process in ledger.processes.values() if process.device_uuid == uuid and process.m_seen]
+        records += [
+            _process_record(device, process) for process in ledger.processes.values() if process.device_uuid == uuid and process.m_seen
+        ]
     return records
 
 

@@ -91,7 +91,9 @@ class Integrator:
             for uuid, device in ledger.devices.items():
                 if live and device.m_busy_us is not None and device.m_unaccounted_us is not None:
                     busy, hooked, unaccounted = before[uuid]
-                    device.overhead_difference_us += device.m_busy_us - busy - (device.m_hooked_us - hooked) - (device.m_unaccounted_us - unaccounted)
+                    device.overhead_difference_us += (
+                        device.m_busy_us - busy - (device.m_hooked_us - hooked) - (device.m_unaccounted_us - unaccounted)
+                    )
             ledger.cursor_us = end
             if end % MINUTE_US == 0:
                 self.close(outcome)
@@ -321,7 +323,7 @@ class Integrator:
     def _unhooked(self, seen: Observation, gains: _Gains, live: bool) -> None:
         """Programs without the hook: listed by the card, with no live slot behind them."""
         self.unhooked = {}
-        for key, process in self.ledger.processes.items():
+        for process in self.ledger.processes.values():
             if not process.hooked and seen.devices is not None:
                 process.present = False
                 process.ended = True
@@ -357,7 +359,9 @@ class Integrator:
                 process.m_memory_peak = max(process.m_memory_peak or 0, found.memory_bytes)
         if found.busy_us_total is None:
             return
-        parts = spread_time(max(0, found.busy_us_total - process.base_busy_us), gains.lengths, device.parts.span_us - (process.m_used_us or 0))
+        parts = spread_time(
+            max(0, found.busy_us_total - process.base_busy_us), gains.lengths, device.parts.span_us - (process.m_used_us or 0)
+        )
         process.base_busy_us += sum(parts)
         gains.of(process, "m_used_us", parts)
         gains.of(device, "m_unaccounted_us", parts)

@@ -1,5 +1,6 @@
 """The agent's side of a sampler child: start it, ask it, kill it when it hangs, start it again."""
 
+import contextlib
 import json
 import os
 import select
@@ -151,10 +152,8 @@ class SamplerProcess:
         child.kill()
         for stream in (child.stdin, child.stdout):
             if stream is not None:
-                try:
+                with contextlib.suppress(OSError):  # an unsent request to a dead child
                     stream.close()
-                except OSError:
-                    pass  # an unsent request to a dead child
         try:
             child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:

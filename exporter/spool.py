@@ -183,7 +183,9 @@ class Spool:
         """Drop records older than the retention: (how many, first, last sequence), None when there were none to drop."""
         horizon = now_us - retention_days * DAY_US
         with self._mutex:
-            found = self._db.execute("SELECT count(*), min(sequence), max(sequence) FROM records WHERE minute_us < ?", (horizon,)).fetchone()
+            found = self._db.execute(
+                "SELECT count(*), min(sequence), max(sequence) FROM records WHERE minute_us < ?", (horizon,)
+            ).fetchone()
         if not found[0]:
             return None
         with self._transaction():

@@ -3,4 +3,4 @@
 from poolmeter.exporter.attribution.own import OwnAllocations
 from poolmeter.exporter.attribution.source import Attribution, Owner, ProcessKey
 
-__all__ = ["Attribution", "Owner", "OwnAllocations", "ProcessKey"]
+__all__ = ["Attribution", "OwnAllocations", "Owner", "ProcessKey"]

@@ -44,7 +44,11 @@ class OwnAllocations:
         key = (slot.pid_namespace, slot.pid, slot.start_time_ticks)
         host = self._known.get(key)
         # In our own namespace the slot's pid is the host's pid, also when the process is already gone: its start time makes it unique.
-        if host is None and slot.pid_namespace == self._own_namespace and start_ticks_of(slot.pid, self._proc) in (None, slot.start_time_ticks):
+        if (
+            host is None
+            and slot.pid_namespace == self._own_namespace
+            and start_ticks_of(slot.pid, self._proc) in (None, slot.start_time_ticks)
+        ):
             host = slot.pid
         if host is None:
             return False

@@ -5,6 +5,7 @@ size call may return SUCCESS with 0, which the binding raises as a bare error; a
 in mJ since the driver was loaded. The simulated pool is this code on the simulated library, found by the loader's search path.
 """
 
+import contextlib
 import time
 import uuid as uuids
 from collections.abc import Callable
@@ -96,10 +97,8 @@ class NvidiaVendor:
     def _forget(self) -> None:
         # The next reading starts the library anew; what was integrated so far keeps its value and its origin.
         if self._started:
-            try:
+            with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
-            except self._nvml.NVMLError:
-                pass
         self._started = False
         for card in self._cards.values():
             card.handle = None
