@@ -127,6 +127,8 @@ class Integrator:
 
     def _baseline(self, seen: Observation) -> None:
         self._fresh = False
+        for uuid, board in (seen.devices or {}).items():
+            self.ledger.devices[uuid].energy_raw = board.energy_uj_total
         for reading in seen.allocations.values():
             for uuid in reading.meter.device_uuids if reading.meter else ():
                 assert reading.meter is not None
@@ -306,7 +308,7 @@ class Integrator:
                 spare = device.parts.span_us - (device.m_busy_us or 0)
                 parts = spread_time(max(0, reading.busy_us_total - device.busy_raw), gains.lengths, spare)
                 device.busy_raw += sum(parts)
-                if live or sum(parts):
+                if live or any(parts):
                     gains.of(device, "m_busy_us", parts)
                     gains.of(device, "busy_us_total", parts)
             if reading.energy_uj_total is not None:

@@ -74,7 +74,7 @@ class Face:
             "X-Poolmeter-Node": self._agent.settings.node,
             "X-Poolmeter-Epoch": spool.epoch,
             "X-Poolmeter-Last-Sequence": str(batch.last),
-            "X-Poolmeter-More": "1" if batch.more else "0",
+            "X-Poolmeter-More": "true" if batch.more else "false",
         }
         return Response(arrow.to_bytes(arrow.to_table(batch.records)), media_type=ARROW, headers=headers)
 

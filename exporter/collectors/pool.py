@@ -10,7 +10,8 @@ from poolmeter.model.units import FULL_SHARE_PPM
 
 def _sum(name: str, text: str, value: Callable[[DeviceSnapshot], int], scale: Callable[[int], float]) -> Family:
     def samples(page: Page) -> Samples:
-        yield (), scale(sum(value(device) for device in page.snapshot.devices))
+        if page.snapshot.devices:  # none seen yet: not nothing, but nothing known
+            yield (), scale(sum(value(device) for device in page.snapshot.devices))
 
     return Family(f"poolmeter_pool_{name}", "gauge", text, (), samples)
 
