@@ -262,7 +262,12 @@ class Node:
         if allocation.id in self.meters:
             self.meters[allocation.id].moved(self.run.retired / allocation.id / "meter")
 
-    def close(self) -> None:
+    def close_meters(self) -> None:
+        """Let go of the pages."""
         for meter in self.meters.values():
             meter.close()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.close_meters()
         self.spool.close()

@@ -1,6 +1,8 @@
 """Minutes: what is closed, what it adds up to, and what survives."""
 
 import dataclasses
+import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -198,14 +200,13 @@ def test_clock_set_back_and_forward(node: Node) -> None:
     devices = of(node.records(), DeviceRecord)
     assert all(device.span_us > 0 and identity(device) == device.span_us for device in devices)
     ends = [(device.start_us, device.start_us + device.span_us) for device in devices]
-    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
     node.agent.stop()
     assert sum(device.span_us for device in of(node.records(), DeviceRecord)) == 180 * SECOND
 
 
 @pytest.mark.parametrize("damage", ["short", "fifo", "back", "jump"])
 def test_a_tampered_meter_stops_nothing(node: Node, damage: str) -> None:
-    import os
 
     node.create("a")
     node.create("b", ppm=300_000)
