@@ -1,0 +1,222 @@
+"""The command line: the one list of commands, the options all of them share, and the one place that prints errors.
+
+A command is a class named in `COMMANDS`; only the chosen one's module is imported, which keeps `poolmeter --help` fast.
+"""
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from poolmeter import __version__
+from poolmeter.errors import BadInput, NotBuilt, PoolmeterError
+
+
+class Command(Protocol):
+    """What a command class provides; its docstring is its help text."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's own flags."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do the work; the exit code. Errors are raised, never printed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the command tree: the words, `module:Class` (None: not built yet), and the one-line help."""
+
+    words: str
+    target: str | None
+    help: str
+
+
+COMMANDS: tuple[Entry, ...] = (
+    Entry("up", "poolmeter.serve:Up", "start all daemons on loopback and print their URLs"),
+    Entry("demo", "poolmeter.demo:Demo", "the main job once on a simulated pool, to the bill"),
+    Entry("init", None, "write a configuration for this node"),
+    Entry("doctor", None, "say what is missing and how to fix it"),
+    Entry("config check", "poolmeter.commands:ConfigCheck", "check a configuration file"),
+    Entry("config show", "poolmeter.commands:ConfigShow", "show the configuration in force"),
+    Entry("top", None, "a live view of cards, slices, tenants and processes"),
+    Entry("exporter", "poolmeter.exporter.commands:Exporter", "the node daemon that reads cards and meters"),
+    Entry("exporter release", None, "let go of the cards, so that they can be reset"),
+    Entry("collector", "poolmeter.collector.commands:Collector", "the daemon that pulls exporters and keeps usage"),
+    Entry("enforcer", "poolmeter.enforcer.commands:Enforcer", "the node daemon that grants and changes limits"),
+    Entry("dashboard", "poolmeter.dashboards.commands:Dashboard", "the Streamlit dashboard"),
+    Entry("device-plugin", None, "the Kubernetes device plugin"),
+    Entry("simulate tenant", "poolmeter.simulator.commands:SimulateTenant", "a workload on the simulated card"),
+    Entry("run", "poolmeter.enforcer.run:Run", "a program on a share of a card, under the hook"),
+    Entry("allocation create", "poolmeter.enforcer.commands:AllocationCreate", "promise a share of one or more cards"),
+    Entry("allocation list", "poolmeter.enforcer.commands:AllocationList", "list allocations"),
+    Entry("allocation show", "poolmeter.enforcer.commands:AllocationShow", "show one allocation"),
+    Entry("allocation resize", "poolmeter.enforcer.commands:AllocationResize", "change the limits of an allocation while it runs"),
+    Entry("allocation suspend", None, "give an allocation's cards back for a while"),
+    Entry("allocation resume", None, "take a suspended allocation up again"),
+    Entry("allocation migrate", None, "move an allocation to another card"),
+    Entry("allocation release", "poolmeter.enforcer.commands:AllocationRelease", "end an allocation"),
+    Entry("usage", "poolmeter.accounting.commands:Usage", "who used what"),
+    Entry("chargeback", "poolmeter.accounting.commands:Chargeback", "what it cost, and whose it is"),
+    Entry("idle", None, "what stands idle, and what that costs"),
+    Entry("statement", None, "a tenant's statement of a month"),
+    Entry("statement explain", None, "walk from a line's cents to its minutes"),
+    Entry("budget", None, "budgets and forecasts"),
+    Entry("period", None, "open and close billing periods"),
+    Entry("plan", None, "price plans"),
+    Entry("assets list", None, "the register of devices"),
+    Entry("assets show", None, "one device of the register"),
+    Entry("assets import", None, "fill the register from a file"),
+    Entry("focus export", None, "FOCUS Cost and Usage export"),
+    Entry("fragmentation score", None, "what is free and still of no use"),
+    Entry("fragmentation whatif", None, "what would fit under another policy or layout"),
+    Entry("fragmentation plan", None, "moves that free whole cards"),
+    Entry("recommend", "poolmeter.accounting.commands:Recommend", "propose resizing decisions"),
+    Entry("approve", "poolmeter.accounting.commands:Approve", "approve a decision"),
+    Entry("reject", "poolmeter.accounting.commands:Reject", "reject a decision"),
+    Entry("apply", "poolmeter.accounting.commands:Apply", "have the enforcer carry out decisions"),
+    Entry("history", "poolmeter.accounting.commands:History", "what became of each decision"),
+    Entry("rightsize replay", None, "replay a right-sizing policy over a trace"),
+    Entry("alerts rules", None, "write Prometheus alert rules"),
+    Entry("alerts check", None, "evaluate the alerts once"),
+    Entry("alerts list", None, "alerts that fire now"),
+    Entry("alerts snooze", None, "silence an alert until a time, with a reason"),
+    Entry("alerts test", None, "send a test alert"),
+    Entry("import prometheus", None, "import usage from Prometheus"),
+    Entry("import sacct", None, "import usage from Slurm accounting"),
+    Entry("import openb", None, "import a cluster trace"),
+    Entry("store check", None, "check the store"),
+    Entry("store compact", None, "compact the store"),
+    Entry("store backup", None, "back the store up"),
+    Entry("store restore", None, "restore a backup"),
+    Entry("store migrate", None, "bring a store to this version"),
+    Entry("spark usage", None, "usage over many stores"),
+    Entry("spark chargeback", None, "chargeback over many stores"),
+    Entry("spark fragmentation", None, "fragmentation over many stores"),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> "None":  # type: ignore[override]
+        raise BadInput(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def shared_options() -> argparse.ArgumentParser:
+    """Options that every command takes."""
+    shared = argparse.ArgumentParser(add_help=False)
+    group = shared.add_argument_group("everywhere")
+    group.add_argument("--data", metavar="DIR", help="data folder ($POOLMETER_DATA)")
+    group.add_argument("--config", metavar="FILE", help="configuration file ($POOLMETER_CONFIG)")
+    group.add_argument(
+        "--format", choices=("table", "json", "csv", "parquet", "arrow"), default="table", help="format of the result (table)"
+    )
+    group.add_argument("--output", metavar="FILE", help="write the result to FILE instead of stdout")
+    group.add_argument("--debug", action="store_true", help="log more, and print a traceback on an error")
+    return shared
+
+
+def add_period_options(parser: argparse.ArgumentParser, by: Sequence[str], default_by: str) -> None:
+    """--from, --to, --by, --time-zone of a query."""
+    parser.add_argument("--from", dest="start", metavar="TIME", help="start, inclusive: RFC 3339, a date, 7d, last-month (this month)")
+    parser.add_argument("--to", dest="end", metavar="TIME", help="end, exclusive (now)")
+    parser.add_argument("--by", default=default_by, metavar="FIELDS", help=f"one or several of {', '.join(by)} ({default_by})")
+    parser.add_argument("--time-zone", metavar="ZONE", help="time zone that days and dates are cut in (UTC)")
+
+
+def find(words: Sequence[str]) -> tuple[Entry | None, int]:
+    """The command that the first words name, the longest match, and how many words it took."""
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        for entry in COMMANDS:
+            if len(words) >= count and entry.words == name:
+                return entry, count
+    return None, 0
+
+
+def help_text() -> str:
+    """The command tree."""
+    width = max(len(entry.words) for entry in COMMANDS)
+    lines = [
+        "usage: poolmeter COMMAND [OPTIONS]",
+        "",
+        "Who used which GPU, what it cost, what stands idle, what should change.",
+        "",
+        "commands (poolmeter COMMAND --help tells more):",
+    ]
+    lines += [f"  {entry.words.ljust(width)}  {entry.help}{'' if entry.target else ' (not built yet)'}" for entry in COMMANDS]
+    return "\n".join(lines) + "\n"
+
+
+def load(entry: Entry) -> Command:
+    """The command object behind an entry; NotBuilt for a verb that this version does not have."""
+    if entry.target is None:
+        raise NotBuilt(f"poolmeter {entry.words} is not built in version {__version__}")
+    module, name = entry.target.split(":")
+    command: Command = getattr(importlib.import_module(module), name)()
+    return command
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    """Run one command line; raises PoolmeterError."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        sys.stdout.write(help_text())
+        return 0 if argv else 2
+    if argv[0] in ("--version", "-V"):
+        sys.stdout.write(f"poolmeter {__version__}\n")
+        return 0
+    entry, count = find(argv)
+    if entry is None:
+        group = [known.words for known in COMMANDS if known.words.startswith(argv[0] + " ")]
+        if group and (len(argv) == 1 or argv[1] in ("-h", "--help")):
+            sys.stdout.write("\n".join(f"poolmeter {words}" for words in group) + "\n")
+            return 0 if len(argv) > 1 else 2
+        expected = f"one of {', '.join(group)}" if group else "a command of poolmeter --help"
+        raise BadInput(f"command is {' '.join(argv[: 2 if group else 1])!r}, expected {expected}")
+    command = load(entry)
+    parser = _Parser(
+        prog=f"poolmeter {entry.words}",
+        description=command.__doc__ or entry.help,
+        parents=[shared_options()],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.configure(parser)
+    args = parser.parse_args(argv[count:])
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.DEBUG if args.debug else logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    return command.run(args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `poolmeter` script: 0 done, 1 refused, 2 bad input, 3 unavailable; `run` alone exits with its program's."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in (words[: words.index("--")] if "--" in words else words)
+    failed = 125 if words[:1] == ["run"] else None
+    try:
+        return dispatch(words)
+    except PoolmeterError as error:
+        if debug:
+            raise
+        sys.stderr.write(f"poolmeter: {error}\n")
+        return failed or error.exit_code
+    except BrokenPipeError:
+        # The reader went away (`| head`): nothing to say, and nothing more to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if debug:
+            raise
+        sys.stderr.write(f"poolmeter: internal error: {type(error).__name__}: {error} (--debug shows where)\n")
+        return failed or 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Shared by all tests: hypothesis profiles, the seed, and counts that grow in the long run."""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+LONG = os.environ.get("POOLMETER_LONG") == "1"
+SEED = int(os.environ.get("POOLMETER_SEED", "1"))
+DEADLINE = float(os.environ.get("POOLMETER_DEADLINE", "inf"))  # time.time() after which a long loop stops early
+
+settings.register_profile("test", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("long" if LONG else "test")
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    """Randomness that changes from commit to commit in CI and is printed with a failure."""
+    print(f"POOLMETER_SEED={SEED}")
+    return random.Random(SEED)
+
+
+@pytest.fixture
+def rounds() -> Callable[[int, int], Iterator[int]]:
+    """`rounds(short, full)` counts to `short` in make test, to `full` in make long, or until the long run's time is up."""
+
+    def count(short: int, full: int) -> Iterator[int]:
+        done = 0
+        for done in range(1, (full if LONG else short) + 1):
+            yield done - 1
+            if time.time() > DEADLINE and done >= short:
+                break
+        print(f"rounds done: {done}")
+
+    return count

@@ -1,0 +1,36 @@
+"""Configuration: every fault is one sentence with file and key."""
+
+import pytest
+
+from poolmeter.config import parse_config
+from poolmeter.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("x = [", "not TOML"),
+        ("[exporter]\nport = 99999", "exporter.port"),
+        ("[exporter]\nprot = 1", "exporter.prot is not a known key"),
+        ("[frob]\n", "frob is not a known key"),
+        ("[enforcer]\ncompute_over_commit = 0.5", "enforcer.compute_over_commit"),
+        ("[enforcer]\ncompute_over_commit = nan", "enforcer.compute_over_commit"),
+        ("[node]\nname = 'a b'", "node.name"),
+        ("[collector]\nnodes = 3", "collector.nodes"),
+    ],
+)
+def test_faults_are_named(text: str, named: str) -> None:
+    with pytest.raises(BadInput, match=named) as caught:
+        parse_config(text.encode(), "some.toml")
+    assert "some.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_not_text() -> None:
+    with pytest.raises(BadInput, match="not TOML"):
+        parse_config(b"\xff\xfe", "some.toml")
+
+
+def test_defaults_are_the_contracts_ports() -> None:
+    config = parse_config(b"", "empty.toml")
+    assert (config.exporter.port, config.collector.port, config.dashboard.port) == (9877, 9878, 8501)

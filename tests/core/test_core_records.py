@@ -1,0 +1,119 @@
+"""Records keep every value through Arrow and JSON; foreign and broken input is refused by name."""
+
+import contextlib
+import dataclasses
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poolmeter import arrow
+from poolmeter.errors import DataError
+from poolmeter.model import decision, snapshot
+from poolmeter.model.allocation import Allocation
+from poolmeter.model.plain import canonical_json, from_plain, to_plain
+from poolmeter.model.usage import RECORD_TYPES, RecordKind, UsageRecord, kind_of
+from poolmeter.model.wire import SCHEMA_VERSION, record_from, wire_columns
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def any_record(kind: RecordKind) -> st.SearchStrategy[UsageRecord]:
+    return typing.cast(st.SearchStrategy[UsageRecord], st.builds(RECORD_TYPES[kind], **columns(RECORD_TYPES[kind])))
+
+
+def columns(record_type: type) -> dict[str, st.SearchStrategy[Any]]:
+    base: dict[Any, st.SearchStrategy[Any]] = {
+        int: st.integers(-(2**63), 2**63 - 1),
+        str: st.text(st.characters(exclude_categories=["Cs"])),
+        bool: st.booleans(),
+    }
+    found = {}
+    for name, hint in typing.get_type_hints(record_type).items():
+        parts = typing.get_args(hint) or (hint,)
+        found[name] = st.one_of(*[st.none() if part is type(None) else base[part] for part in parts])
+    return found
+
+
+@given(st.lists(st.sampled_from(list(RecordKind)).flatmap(any_record), max_size=8))
+def test_records_survive_arrow(records: list[UsageRecord]) -> None:
+    rows = arrow.from_bytes(arrow.to_bytes(arrow.to_table(records))).to_pylist()
+    assert [record_from(RecordKind(row["kind"]), row) for row in rows] == records
+    assert [kind_of(record).value for record in records] == [row["kind"] for row in rows]
+
+
+@given(st.binary(max_size=400))
+def test_noise_is_refused(body: bytes) -> None:
+    with pytest.raises(DataError):
+        arrow.from_bytes(body)
+
+
+@given(st.data())
+def test_a_damaged_stream_is_refused_or_read(data: st.DataObject) -> None:
+    body = bytearray(arrow.to_bytes(arrow.to_table([data.draw(any_record(RecordKind.EVENT))])))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(DataError):
+        arrow.from_bytes(bytes(body))
+
+
+def test_another_major_version_is_refused() -> None:
+    table = arrow.to_table([]).replace_schema_metadata({arrow.METADATA_KEY: b"2.0"})
+    with pytest.raises(DataError, match=r"2\.0, expected 1\.x"):
+        arrow.from_bytes(arrow.to_bytes(table))
+
+
+def test_a_newer_minor_version_with_more_columns_is_read() -> None:
+    import pyarrow as pa
+
+    table = arrow.to_table([]).append_column("later", pa.array([], pa.int64()))
+    table = table.replace_schema_metadata({arrow.METADATA_KEY: b"1.9"})
+    assert arrow.from_bytes(arrow.to_bytes(table)).schema.names == [column.name for column in wire_columns()]
+
+
+def test_the_wire_is_what_the_golden_file_of_this_version_says() -> None:
+    """A changed column is a new version: add a golden file, keep the old one readable."""
+    found = [dataclasses.asdict(column) for column in wire_columns()]
+    golden = GOLDEN / f"wire-{SCHEMA_VERSION}.json"
+    assert json.loads(golden.read_text()) == found
+
+
+ALLOCATION = {
+    "id": "a-1",
+    "labels": {"tenant": "t"},
+    "mode": "hook",
+    "slices": [{"device_uuid": "GPU-1", "promise_ppm": 300_000, "memory_bytes": 5}],
+    "state": "active",
+    "generation": 1,
+    "created_us": 7,
+    "changed_us": 8,
+}
+
+
+def test_plain_form_round_trips() -> None:
+    allocation = from_plain(Allocation, ALLOCATION)
+    assert from_plain(Allocation, json.loads(canonical_json(allocation))) == allocation
+    empty = snapshot.Snapshot(node="n", epoch="e", sequence=0, taken_us=1, simulated=False)
+    assert from_plain(snapshot.Snapshot, to_plain(empty)) == empty
+    event = decision.JournalEvent(sequence=1, at_us=2, kind="refused", demand={"devices": 2})
+    assert from_plain(decision.JournalEvent, to_plain(event)) == event
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"generation": "1"}, "generation"),
+        ({"mode": "magic"}, "mode"),
+        ({"slices": 3}, "slices"),
+        ({"slices": [{}]}, r"slices\[0\]"),
+        ({"labels": {}}, "tenant"),
+        ({"created_us": True}, "created_us"),
+    ],
+)
+def test_a_wrong_field_is_named(change: dict[str, object], named: str) -> None:
+    with pytest.raises(DataError, match=named):
+        from_plain(Allocation, {**ALLOCATION, **change})

@@ -1,0 +1,90 @@
+"""One number in every format; files whole or not at all."""
+
+import csv
+import io
+import json
+import os
+import stat
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from poolmeter.errors import Unavailable
+from poolmeter.report import FORMATS, Report, render, write
+
+REPORT = Report(
+    name="usage",
+    columns=("tenant", "hours", "energy_kwh", "cost"),
+    rows=(
+        {"tenant": "=evil()", "hours": Decimal("0.100000001"), "cost": Decimal("12.30")},
+        {"tenant": "b\x1b[31m", "hours": Decimal("3"), "energy_kwh": Decimal("0.5"), "cost": Decimal("-0.10")},
+    ),
+    start="2026-01-01T00:00:00Z",
+    end="2026-02-01T00:00:00Z",
+    totals={"cost": Decimal("12.20"), "nothing": None},
+    warnings=("one",),
+)
+
+
+def test_json_follows_the_contract() -> None:
+    body = json.loads(render(REPORT, "json"))
+    assert list(body) == ["schema", "from", "to", "rows", "totals", "warnings"]
+    assert body["schema"] == "poolmeter.usage/1"
+    assert body["rows"][0] == {"tenant": "=evil()", "hours": 0.100000001, "cost": "12.30"}
+    assert body["totals"] == {"cost": "12.20"}
+
+
+def test_numbers_keep_their_digits() -> None:
+    exact = Decimal("1234567890123456.123456789")
+    report = Report("usage", ("hours",), ({"hours": exact},))
+    assert json.loads(render(report, "json"), parse_float=Decimal)["rows"] == [{"hours": exact}]
+    assert render(report, "csv").decode().splitlines()[1] == str(exact)
+
+
+def test_text_cannot_pass_for_a_number() -> None:
+    report = Report("usage", ("tenant",), ({"tenant": "\x001\x00"},))
+    assert json.loads(render(report, "json"))["rows"] == [{"tenant": "\ufffd1\ufffd"}]
+
+
+def test_all_formats_hold_the_same_numbers() -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    expected = [row.get("cost") for row in json.loads(render(REPORT, "json"))["rows"]]
+    assert [row["cost"] for row in csv.DictReader(io.StringIO(render(REPORT, "csv").decode(), newline=""))] == expected
+    assert pq.read_table(io.BytesIO(render(REPORT, "parquet"))).column("cost").to_pylist() == expected
+    assert pa.ipc.open_file(render(REPORT, "arrow")).read_all().column("energy_kwh").to_pylist() == [None, Decimal("0.5")]
+    table = render(REPORT, "table").decode()
+    assert all(number in table for number in expected)
+
+
+def test_no_format_lets_text_act() -> None:
+    assert "'=evil()" in render(REPORT, "csv").decode()
+    assert "-0.10" in render(REPORT, "csv").decode()  # a number is no formula
+    assert "\x1b" not in render(REPORT, "table").decode()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_empty_reports_render(fmt: str) -> None:
+    assert render(Report("usage", ("tenant",), ()), fmt)
+
+
+def test_output_is_replaced_whole(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    target.write_text("old")
+    write(REPORT, "json", str(target))
+    assert json.loads(target.read_text())["totals"] == {"cost": "12.20"}
+    assert stat.S_IMODE(target.stat().st_mode) & 0o111 == 0
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+def test_an_unwritable_output_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="cannot write"):
+        write(REPORT, "json", str(tmp_path / "missing" / "out.json"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_devices_can_be_written() -> None:
+    write(REPORT, "json", "/dev/null")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
