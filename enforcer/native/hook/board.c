@@ -45,8 +45,9 @@ struct pm_board *pm_board_map(const char *path, const char *uuid) {
         image->total_size = sizeof *image;
         image->seat_count = PM_BOARD_SEATS;
         snprintf(image->uuid, sizeof image->uuid, "%s", uuid);
-        if (write(fd, image, sizeof *image) == (ssize_t)sizeof *image && fchmod(fd, 0666) == 0 && link(temporary, path) != 0)
-            ; /* somebody else was first */
+        bool whole = write(fd, image, sizeof *image) == (ssize_t)sizeof *image && fchmod(fd, 0666) == 0;
+        if (whole && link(temporary, path) != 0)
+            whole = false; /* somebody else was first: theirs is used */
         free(image);
     }
     close(fd);

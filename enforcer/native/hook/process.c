@@ -180,7 +180,7 @@ static uint32_t attach_locked(struct pm_process *self) {
     self->estimates = pm_estimates_create();
     self->pointers = pm_pointers_create();
     self->generation = (uint64_t)getpid() << 32 | 1;
-    atexit(at_exit); /* after the driver's own, hence before it in order of execution */
+    atexit(at_exit);
     return PM_ATTACHED;
 }
 
@@ -270,6 +270,8 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
             self->contexts[self->context_count++] = found;
         if (found) {
             pm_tracker_init(&found->tracker, driver, pm_process_counters(self, device));
+            if (self->context_count < 4)
+                atexit(at_exit); /* the driver may have registered its own meanwhile; ours has to come first */
             found->tracker.board = self->boards[device];
             found->tracker.seat = self->seats[device];
             found->device = device;

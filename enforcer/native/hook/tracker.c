@@ -27,6 +27,11 @@ void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver,
         tracker->shared_part[k] = 1.0 / (1 + k);
 }
 
+/* Events can be used now. Asked again under the lock: whoever begins a capture counts it first, then waits for each lock once. */
+static bool usable(const struct pm_tracker *tracker) {
+    return !tracker->broken && pm_load(tracker->driver->captures) == 0;
+}
+
 static void fault(struct pm_tracker *tracker) {
     pm_add(&tracker->counters->internal_faults, 1);
     if (++tracker->faults >= FAULT_LIMIT)
@@ -311,7 +316,7 @@ static void poll_locked(struct pm_tracker *tracker) {
 
 void pm_tracker_poll(struct pm_tracker *tracker) {
     pthread_mutex_lock(&tracker->lock);
-    if (!tracker->broken)
+    if (usable(tracker))
         poll_locked(tracker);
     pthread_mutex_unlock(&tracker->lock);
 }
@@ -438,7 +443,7 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
     if (!launch->lane)
         launch->lane = make_lane(tracker, lane_key);
     struct pm_lane *lane = launch->lane;
-    if (lane && !tracker->broken) {
+    if (lane && usable(tracker)) {
         poll_locked(tracker);
         bool ready = lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0 && !lane->tainted &&
                      mark_passed(tracker, lane->open) == 0;
@@ -457,14 +462,14 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
 }
 
 void pm_launch_begin(struct pm_launch *launch, struct pm_tracker *tracker, struct pm_estimate *entry, void *stream,
-                     uint64_t lane_key, bool events) {
+                     uint64_t lane_key) {
     launch->tracker = tracker;
     launch->entry = entry;
     launch->stream = stream;
     launch->estimate_ns = entry && pm_peek(&entry->ns) ? pm_peek(&entry->ns) : PM_UNKNOWN_NS;
     launch->lane = find_lane(tracker, lane_key);
     launch->timed = entry && pm_estimate_due(entry);
-    if (events && (launch->timed || !launch->lane || pm_peek(&launch->lane->open) == PM_NO_MARK))
+    if ((launch->timed || !launch->lane || pm_peek(&launch->lane->open) == PM_NO_MARK) && usable(tracker))
         slow_begin(launch, lane_key);
 }
 
@@ -473,7 +478,7 @@ static void slow_end(struct pm_launch *launch) {
     struct pm_lane *lane = launch->lane;
     uint64_t now = launch->timed ? pm_now_ns() : 0;
     pthread_mutex_lock(&tracker->lock);
-    if (!tracker->broken && lane->open != PM_NO_MARK) {
+    if (usable(tracker) && lane->open != PM_NO_MARK) {
         if (launch->timed) {
             lane->only = launch->entry;
             lane->host_gap_ns = now - launch->begun_ns;
@@ -487,7 +492,7 @@ static void slow_end(struct pm_launch *launch) {
     pthread_mutex_unlock(&tracker->lock);
 }
 
-void pm_launch_end(struct pm_launch *launch, bool launched, bool events) {
+void pm_launch_end(struct pm_launch *launch, bool launched) {
     if (!launched)
         return;
     struct pm_tracker *tracker = launch->tracker;
@@ -500,7 +505,7 @@ void pm_launch_end(struct pm_launch *launch, bool launched, bool events) {
     pm_add(&tracker->counters->pending_ns, launch->estimate_ns);
     uint64_t estimate = pm_add(&lane->estimate_ns, launch->estimate_ns) + launch->estimate_ns;
     uint32_t launches = pm_add(&lane->launches, 1) + 1;
-    if (events && (launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS))
+    if ((launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS) && pm_peek(tracker->driver->captures) == 0)
         slow_end(launch);
 }
 
@@ -515,7 +520,7 @@ void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_ke
     if (!lane || (pm_peek(&lane->launches) < TAIL_LAUNCHES && pm_peek(&lane->estimate_ns) < TAIL_NS))
         return;
     pthread_mutex_lock(&tracker->lock);
-    if (!tracker->broken && lane->open != PM_NO_MARK && pm_peek(&lane->launches))
+    if (usable(tracker) && lane->open != PM_NO_MARK && pm_peek(&lane->launches))
         mark_now(tracker, lane, stream);
     pthread_mutex_unlock(&tracker->lock);
 }
@@ -530,7 +535,7 @@ void pm_tracker_drop_lane(struct pm_tracker *tracker, uint64_t lane_key) {
 
 void pm_tracker_finish(struct pm_tracker *tracker, bool poll, bool destroy) {
     pthread_mutex_lock(&tracker->lock);
-    if (poll && !tracker->broken)
+    if (poll && usable(tracker))
         poll_locked(tracker);
     charge_estimates(tracker);
     for (uint32_t i = 0; i < PM_MARKS; i++) {

@@ -22,6 +22,7 @@ struct pm_driver {
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event);
     int (*event_elapsed)(float *ms, void *start, void *end);
+    const uint32_t *captures; /* stream captures under way in this process */
 };
 #define PM_NOT_READY 600
 
@@ -107,11 +108,11 @@ struct pm_launch {
 };
 
 void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver, struct pm_counters *counters);
-/* Before the driver's launch call. `lane_key`: of the stream, never 0; `events`: false while anything is being captured. */
+/* Before the driver's launch call. `lane_key`: of the stream, never 0. */
 void pm_launch_begin(struct pm_launch *launch, struct pm_tracker *tracker, struct pm_estimate *entry, void *stream,
-                     uint64_t lane_key, bool events);
+                     uint64_t lane_key);
 /* After it; `launched`: the driver took it. */
-void pm_launch_end(struct pm_launch *launch, bool launched, bool events);
+void pm_launch_end(struct pm_launch *launch, bool launched);
 /* Other work than launches went into the stream. */
 void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key);
 /* Before the program waits for the stream (NULL tail: for everything); ends an open segment worth measuring. */
