@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import poolmeter
-from poolmeter.errors import UnavailableError
+from poolmeter.errors import Unavailable
 
 
 def native_folders() -> Iterator[Path]:
@@ -34,7 +34,7 @@ def native_folders() -> Iterator[Path]:
 def native_path(name: str) -> Path:
     """The path of the built file `name`, relative to the native folder, as in `native_path("sim/libcuda.so.1")`.
 
-    Raises UnavailableError, naming the folders looked at, when no folder holds it.
+    Raises Unavailable, naming the folders looked at, when no folder holds it.
     """
     folders = list(native_folders())
     for folder in folders:
@@ -42,4 +42,4 @@ def native_path(name: str) -> Path:
         if candidate.exists():
             return candidate
     looked = ", ".join(str(folder) for folder in folders)
-    raise UnavailableError(f"the built file {name} is in none of {looked}: install poolmeter (make install) so that its C parts are built")
+    raise Unavailable(f"the built file {name} is in none of {looked}: install poolmeter (make install) so that its C parts are built")
