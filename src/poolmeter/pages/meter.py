@@ -246,7 +246,7 @@ def reclaim(path: Path) -> int:
     path = Path(path)
     with open_page(path, os.O_RDWR) as descriptor:
         _header(descriptor, path)
-        outcome = int(pages_library().pm_pages_reclaim(descriptor, 0))
+        outcome = int(pages_library().pm_pages_reclaim(descriptor, 1000))
     if outcome < 0:
         raise Unavailable(f"meter {path} cannot be reclaimed ({os.strerror(-outcome)}), expected a writable meter page")
     return outcome

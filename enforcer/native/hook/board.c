@@ -1,0 +1,95 @@
+#define _GNU_SOURCE
+#include "board.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "clock.h"
+
+#define STALE_NS 60000000000u
+
+static struct pm_board *map(const char *path) {
+    int fd = pm_open_page(path, O_RDWR);
+    if (fd < 0)
+        return NULL;
+    struct pm_board head;
+    struct stat st;
+    void *at = MAP_FAILED;
+    if (fstat(fd, &st) == 0 && (uint64_t)st.st_size == sizeof head && pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head &&
+        head.magic == PM_BOARD_MAGIC && head.abi_major == PM_ABI_MAJOR && head.total_size == sizeof head)
+        at = mmap(NULL, sizeof head, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+struct pm_board *pm_board_map(const char *path, const char *uuid) {
+    struct pm_board *board = map(path);
+    if (board || access(path, F_OK) == 0)
+        return board;
+    char temporary[512];
+    if (snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid()) >= (int)sizeof temporary)
+        return NULL;
+    int fd = open(temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0)
+        return NULL;
+    struct pm_board *image = calloc(1, sizeof *image);
+    if (image) {
+        image->magic = PM_BOARD_MAGIC;
+        image->abi_major = PM_ABI_MAJOR;
+        image->abi_minor = PM_ABI_MINOR;
+        image->total_size = sizeof *image;
+        image->seat_count = PM_BOARD_SEATS;
+        snprintf(image->uuid, sizeof image->uuid, "%s", uuid);
+        bool whole = write(fd, image, sizeof *image) == (ssize_t)sizeof *image && fchmod(fd, 0666) == 0;
+        if (whole && link(temporary, path) != 0)
+            whole = false; /* somebody else was first: theirs is used */
+        free(image);
+    }
+    close(fd);
+    unlink(temporary);
+    return map(path);
+}
+
+uint32_t pm_board_sit(struct pm_board *board, uint64_t owner) {
+    uint64_t now = pm_now_ns();
+    for (uint32_t i = 0; board && i < PM_BOARD_SEATS; i++) {
+        struct pm_board_seat *seat = &board->seats[i];
+        uint64_t found = pm_load(&seat->owner), until = pm_load(&seat->busy_until_ns);
+        /* a time far ahead is left from before a restart of the machine */
+        bool stale = until + STALE_NS < now || until > now + STALE_NS;
+        if (found != 0 && !stale)
+            continue;
+        if (__atomic_compare_exchange_n(&seat->owner, &found, owner, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+            pm_store(&seat->busy_until_ns, now);
+            return i;
+        }
+    }
+    return PM_NO_SEAT;
+}
+
+void pm_board_leave(struct pm_board *board, uint32_t seat) {
+    if (board && seat < PM_BOARD_SEATS) {
+        pm_store(&board->seats[seat].busy_until_ns, pm_now_ns());
+        pm_store(&board->seats[seat].owner, 0);
+    }
+}
+
+void pm_board_busy(struct pm_board *board, uint32_t seat, uint64_t until_ns) {
+    if (board && seat < PM_BOARD_SEATS)
+        pm_store(&board->seats[seat].busy_until_ns, until_ns);
+}
+
+uint32_t pm_board_neighbours(const struct pm_board *board, uint32_t seat, uint64_t since_ns) {
+    uint32_t count = 0, empty = 0;
+    for (uint32_t i = 0; board && i < PM_BOARD_SEATS && empty < 32; i++) { /* seats are taken from the front */
+        uint64_t until = pm_peek(&board->seats[i].busy_until_ns);
+        empty = until ? 0 : empty + 1;
+        count += i != seat && until > since_ns && until < since_ns + STALE_NS;
+    }
+    return count;
+}

@@ -1,0 +1,19 @@
+/* Who else keeps the device busy: a page per device that the hooks of all allocations share. Advice, never a limit. */
+#ifndef PM_BOARD_H
+#define PM_BOARD_H
+
+#include "pages.h"
+
+#define PM_NO_SEAT UINT32_MAX
+
+/* Maps the board at `path`, making it when the folder allows; NULL: no board. */
+struct pm_board *pm_board_map(const char *path, const char *uuid);
+/* A seat for `owner` (never 0): a free one, or one whose owner has not been busy for a minute. */
+uint32_t pm_board_sit(struct pm_board *board, uint64_t owner);
+void pm_board_leave(struct pm_board *board, uint32_t seat);
+/* The seat is busy until then. */
+void pm_board_busy(struct pm_board *board, uint32_t seat, uint64_t until_ns);
+/* Other seats that were busy at some time after `since_ns`. */
+uint32_t pm_board_neighbours(const struct pm_board *board, uint32_t seat, uint64_t since_ns);
+
+#endif

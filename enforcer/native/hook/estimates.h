@@ -1,0 +1,49 @@
+/* How long a launch of a kind takes: a lock-free table keyed by (function, shape) or by executable graph. */
+#ifndef PM_ESTIMATES_H
+#define PM_ESTIMATES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define PM_UNKNOWN_NS 50000u   /* a launch nothing is known about */
+#define PM_LONG_NS 500000u     /* from here on every launch is timed */
+#define PM_FIRST_SAMPLES 3u    /* so many launches of a kind are timed at once */
+#define PM_SAMPLE_BUDGET_NS 1500000u /* device time between two samples of a kind: an event pair costs below 0.3 % of it */
+
+struct pm_estimate {
+    uint64_t key;
+    uint64_t ns;         /* 0: unknown */
+    uint32_t samples;    /* measured, trusted or not */
+    uint32_t lone;       /* of these, with the device to itself */
+    int32_t countdown;   /* launches until the next sample */
+    uint32_t strikes;    /* samples in a row far above the estimate while neighbours were busy */
+    uint64_t shared_ns;  /* charged on the strength of shared spans alone */
+    uint32_t shared;     /* launches charged so */
+    uint32_t spare;
+};
+
+struct pm_estimates;
+
+struct pm_estimates *pm_estimates_create(void);
+/* The entry of a key (never 0), made when absent; NULL when its neighbourhood is full. */
+struct pm_estimate *pm_estimate_find(struct pm_estimates *table, uint64_t key);
+/* Forgets what is known: the same key now does something else. */
+void pm_estimate_reset(struct pm_estimate *entry);
+
+static inline uint64_t pm_mix(uint64_t hash, uint64_t value) {
+    hash ^= value;
+    hash *= 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 29;
+}
+
+/* Whether this launch is to be timed; counts it. */
+static inline bool pm_estimate_due(struct pm_estimate *entry) {
+    uint64_t ns = __atomic_load_n(&entry->ns, __ATOMIC_RELAXED);
+    if (ns >= PM_LONG_NS || __atomic_load_n(&entry->samples, __ATOMIC_RELAXED) < PM_FIRST_SAMPLES)
+        return true;
+    int32_t left = __atomic_load_n(&entry->countdown, __ATOMIC_RELAXED) - 1;
+    __atomic_store_n(&entry->countdown, left, __ATOMIC_RELAXED);
+    return left <= 0;
+}
+
+#endif

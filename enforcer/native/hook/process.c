@@ -1,0 +1,308 @@
+#define _GNU_SOURCE
+#include "process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "board.h"
+#include "clock.h"
+#include "memory.h"
+#include "slots.h"
+
+#define SELF_FOLDER "/run/poolmeter/self"
+
+struct pm_process *pm_process_page;
+
+/* Outlives a fork on purpose: the child closes the descriptor, which would keep its parent's lock alive. */
+static int inherited_fd = -1;
+static dev_t inherited_device;
+static ino_t inherited_inode;
+
+static void say(const char *what, const char *path) {
+    fprintf(stderr, "poolmeter: %s%s%s\n", what, path ? ": " : "", path ? path : "");
+}
+
+static void close_inherited(void) {
+    struct stat st;
+    int fd = inherited_fd;
+    inherited_fd = -1;
+    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_dev == inherited_device && st.st_ino == inherited_inode)
+        close(fd);
+}
+
+static void in_child(void) {
+    close_inherited();
+    if (pm_process_page) /* already wiped by the kernel where it knows how */
+        memset(pm_process_page, 0, sizeof *pm_process_page);
+}
+
+__attribute__((constructor)) static void make_page(void) {
+    if (pm_process_page)
+        return;
+    size_t size = (sizeof(struct pm_process) + 4095) & ~(size_t)4095;
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return;
+    /* A raw clone runs no atfork handler; a wiped page tells any child that it is one. */
+    madvise(at, size, MADV_WIPEONFORK);
+    pm_process_page = at;
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+static void at_exit(void) {
+    struct pm_process *self = pm_process_page;
+    if (!self || pm_load(&self->state) != PM_ATTACHED)
+        return;
+    for (uint32_t i = 0; i < self->context_count; i++)
+        if (self->contexts[i] && self->contexts[i]->handle)
+            pm_tracker_finish(&self->contexts[i]->tracker, true, false);
+    pm_store(&self->state, PM_INERT);
+    for (uint32_t d = 0; d < self->view.device_count; d++)
+        pm_board_leave(self->boards[d], self->seats[d]);
+    pm_slot_release(&self->view, self->lock_fd, self->slot);
+}
+
+bool pm_process_refuses(void) {
+    struct pm_process *self = pm_process_page;
+    return self && pm_load(&self->state) == PM_REFUSED;
+}
+
+static uint64_t hash_text(const char *text) {
+    uint64_t hash = 1469598103934665603u;
+    for (; *text; text++)
+        hash = (hash ^ (unsigned char)*text) * 1099511628211u;
+    return hash ? hash : 1;
+}
+
+static void refresh_limits(struct pm_process *self) {
+    struct pm_grant *copy = malloc(sizeof *copy);
+    if (copy && self->grant && pm_grant_read(self->grant, copy)) {
+        for (uint32_t d = 0; d < self->view.device_count; d++) {
+            struct pm_limits limits = {.limit_ppm = PM_UNLIMITED, .memory_limit = 0};
+            for (uint32_t i = 0; i < copy->device_count; i++) {
+                const struct pm_grant_device *entry = &copy->devices[i];
+                if (strncmp(entry->uuid, self->uuids[d], PM_UUID_BYTES) == 0)
+                    limits = (struct pm_limits){entry->limit_ppm, entry->memory_limit, 1, entry->show_memory};
+            }
+            pm_poke(&self->limits[d].limit_ppm, limits.limit_ppm);
+            pm_poke(&self->limits[d].memory_limit, limits.memory_limit);
+            pm_poke(&self->limits[d].show_memory, limits.show_memory);
+            pm_poke(&self->limits[d].listed, limits.listed);
+        }
+        pm_store(&self->grant_generation, copy->generation);
+    }
+    free(copy);
+}
+
+static void map_boards(struct pm_process *self, bool own_folder) {
+    for (uint32_t d = 0; d < self->view.device_count; d++) {
+        char path[512];
+        snprintf(path, sizeof path, own_folder ? "%s/devices/%s" : "%s/../../devices/%s", self->folder, self->uuids[d]);
+        self->boards[d] = strchr(self->uuids[d], '/') ? NULL : pm_board_map(path, self->uuids[d]);
+        self->seats[d] = pm_board_sit(self->boards[d], hash_text(self->folder) ^ (uint64_t)getpid() << 32);
+    }
+}
+
+static const char *fault_text(enum pm_page_fault fault) {
+    switch (fault) {
+    case PM_PAGE_ABSENT:
+        return "page is absent, expected a file";
+    case PM_PAGE_DENIED:
+        return "page cannot be opened, expected permission to";
+    case PM_PAGE_VERSION:
+        return "page has another ABI version, expected 1.x";
+    default:
+        return "file is no page of poolmeter, expected one";
+    }
+}
+
+static uint32_t attach_locked(struct pm_process *self) {
+    char path[512];
+    bool own_folder = access(SELF_FOLDER "/meter", F_OK) == 0;
+    const char *folder = own_folder ? SELF_FOLDER : secure_getenv("POOLMETER_ALLOCATION_DIR");
+    const char *on_fault = secure_getenv("POOLMETER_ON_FAULT");
+    uint32_t failed = on_fault && strcmp(on_fault, "refuse") == 0 ? PM_REFUSED : PM_INERT;
+    close_inherited();
+    if (!folder || !*folder || strlen(folder) >= sizeof self->folder)
+        return failed;
+    snprintf(self->folder, sizeof self->folder, "%s", folder);
+
+    snprintf(path, sizeof path, "%s/grant", folder);
+    enum pm_page_fault fault = pm_grant_map(path, &self->grant);
+    if (fault == PM_PAGE_OK && pm_peek(&self->grant->on_fault) == PM_ON_FAULT_REFUSE)
+        failed = PM_REFUSED;
+    if (fault == PM_PAGE_OK) {
+        snprintf(path, sizeof path, "%s/meter", folder);
+        fault = pm_view_map(path, &self->view);
+    }
+    if (fault != PM_PAGE_OK) {
+        say(fault_text(fault), path);
+        return failed;
+    }
+    for (uint32_t d = 0; d < self->view.device_count; d++) {
+        memcpy(self->uuids[d], pm_view_device(&self->view, d)->uuid, PM_UUID_BYTES);
+        self->uuids[d][PM_UUID_BYTES - 1] = 0;
+    }
+    self->lock_fd = pm_open_page(path, O_RDWR);
+    if (self->lock_fd < 0) {
+        say("page cannot be opened again, expected permission to", path);
+        return failed;
+    }
+    /* out of the way of programs that expect the next number, or close the first few */
+    int moved = fcntl(self->lock_fd, F_DUPFD_CLOEXEC, 512);
+    if (moved >= 0) {
+        close(self->lock_fd);
+        self->lock_fd = moved;
+    }
+    struct pm_identity identity;
+    pm_identity_read(&identity);
+    self->slot = pm_slot_claim(&self->view, self->lock_fd, &identity);
+    if (self->slot == PM_NO_SLOT) {
+        say("all slots of the page are taken, expected a free one", path);
+        pm_add(&self->view.header->faults, 1);
+        close(self->lock_fd);
+        return failed;
+    }
+    struct stat st;
+    if (fstat(self->lock_fd, &st) == 0) {
+        inherited_device = st.st_dev;
+        inherited_inode = st.st_ino;
+        inherited_fd = self->lock_fd;
+    }
+    refresh_limits(self);
+    map_boards(self, own_folder);
+    self->estimates = pm_estimates_create();
+    self->pointers = pm_pointers_create();
+    self->generation = (uint64_t)getpid() << 32 | 1;
+    atexit(at_exit);
+    return PM_ATTACHED;
+}
+
+uint32_t pm_process_attach(void) {
+    struct pm_process *self = pm_process_page;
+    if (!self)
+        return PM_INERT;
+    int before = errno;
+    pthread_mutex_lock(&self->lock);
+    uint32_t state = pm_load(&self->state);
+    if (state == PM_UNTOUCHED) {
+        state = attach_locked(self);
+        pm_store(&self->state, state);
+    }
+    pthread_mutex_unlock(&self->lock);
+    errno = before;
+    return state;
+}
+
+uint32_t pm_process_device(struct pm_process *self, const unsigned char uuid[16]) {
+    char text[40];
+    snprintf(text, sizeof text, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", uuid[0], uuid[1],
+             uuid[2], uuid[3], uuid[4], uuid[5], uuid[6], uuid[7], uuid[8], uuid[9], uuid[10], uuid[11], uuid[12], uuid[13],
+             uuid[14], uuid[15]);
+    for (uint32_t d = 0; d < self->view.device_count; d++) {
+        const char *dash = strchr(self->uuids[d], '-'); /* "GPU-…" or "MIG-…" */
+        if (dash && strcmp(dash + 1, text) == 0)
+            return d;
+    }
+    return PM_NO_DEVICE;
+}
+
+struct pm_limits pm_process_limits(struct pm_process *self, uint32_t device) {
+    if (pm_load(&self->grant->generation) != pm_load(&self->grant_generation)) {
+        pthread_mutex_lock(&self->lock);
+        refresh_limits(self);
+        pthread_mutex_unlock(&self->lock);
+    }
+    struct pm_limits *now = &self->limits[device];
+    return (struct pm_limits){pm_peek(&now->limit_ppm), pm_peek(&now->memory_limit), pm_peek(&now->listed),
+                              pm_peek(&now->show_memory)};
+}
+
+bool pm_process_take(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes) {
+    uint64_t limit = pm_process_limits(self, device).memory_limit;
+    pthread_mutex_lock(&self->memory_lock);
+    bool taken = pm_memory_take(&self->view, self->slot, device, kind, bytes, limit);
+    if (!taken) { /* a process that was killed may still hold what is missing */
+        struct pm_identity identity;
+        pm_identity_read(&identity);
+        if (pm_slots_reclaim(&self->view, self->lock_fd, self->slot, &identity, 5) != 0)
+            taken = pm_memory_take(&self->view, self->slot, device, kind, bytes, limit);
+    }
+    pthread_mutex_unlock(&self->memory_lock);
+    if (!taken) {
+        pm_add(&pm_process_counters(self, device)->denied_limit, 1);
+        pm_add(&pm_process_counters(self, device)->denied_limit_bytes, bytes);
+    }
+    return taken;
+}
+
+void pm_process_give_back(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes) {
+    pthread_mutex_lock(&self->memory_lock);
+    pm_memory_give_back(&self->view, self->slot, device, kind, bytes);
+    pthread_mutex_unlock(&self->memory_lock);
+}
+
+void pm_process_denied_by_card(struct pm_process *self, uint32_t device, uint64_t bytes) {
+    pm_add(&pm_process_counters(self, device)->denied_card, 1);
+    pm_add(&pm_process_counters(self, device)->denied_card_bytes, bytes);
+}
+
+struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device, const struct pm_driver *driver) {
+    struct pm_context *found = NULL, *spare = NULL;
+    if (device >= self->view.device_count)
+        return NULL;
+    pthread_mutex_lock(&self->lock);
+    for (uint32_t i = 0; i < self->context_count && !found; i++) {
+        if (self->contexts[i]->handle == handle)
+            found = self->contexts[i];
+        else if (!self->contexts[i]->handle)
+            spare = self->contexts[i];
+    }
+    if (!found) {
+        found = spare;
+        if (!found && self->context_count < PM_MAX_CONTEXTS && (found = calloc(1, sizeof *found)))
+            self->contexts[self->context_count++] = found;
+        if (found) {
+            pm_tracker_init(&found->tracker, driver, pm_process_counters(self, device));
+            if (self->context_count < 4)
+                atexit(at_exit); /* the driver may have registered its own meanwhile; ours has to come first */
+            found->tracker.board = self->boards[device];
+            found->tracker.seat = self->seats[device];
+            found->device = device;
+            found->handle = handle;
+        }
+    }
+    pthread_mutex_unlock(&self->lock);
+    return found;
+}
+
+void pm_process_forget_context(struct pm_process *self, void *handle, bool destroy_events, bool memory) {
+    pthread_mutex_lock(&self->lock);
+    struct pm_context *found = NULL;
+    for (uint32_t i = 0; i < self->context_count; i++)
+        if (handle && self->contexts[i]->handle == handle)
+            found = self->contexts[i];
+    if (found)
+        pm_store(&self->generation, self->generation + 1); /* what threads remember of contexts is stale */
+    pthread_mutex_unlock(&self->lock);
+    if (found) {
+        pm_tracker_finish(&found->tracker, true, destroy_events);
+        if (memory)
+            found->handle = NULL;
+    }
+    struct pm_holding gone;
+    while (memory && pm_pointers_take_any(self->pointers, PM_HOLD_ADDRESS, (uint64_t)(uintptr_t)handle, &gone))
+        pm_process_give_back(self, gone.device, gone.kind, gone.bytes);
+}
+
+void pm_process_poll(struct pm_process *self) {
+    for (uint32_t i = 0; i < pm_peek(&self->context_count); i++)
+        if (self->contexts[i] && self->contexts[i]->handle)
+            pm_tracker_poll(&self->contexts[i]->tracker);
+}

@@ -1,0 +1,235 @@
+#include "shim.h"
+
+#include <string.h>
+
+uint32_t pm_captures;
+
+static int event_create(void **event) {
+    return (int)PM_NEED(cuEventCreate)((CUevent *)event, CU_EVENT_DEFAULT);
+}
+
+static int event_destroy(void *event) {
+    return (int)PM_NEED(cuEventDestroy_v2)(event);
+}
+
+static int event_record(void *event, void *stream) {
+    return (int)PM_NEED(cuEventRecord)(event, stream);
+}
+
+static int event_query(void *event) {
+    return (int)PM_NEED(cuEventQuery)(event);
+}
+
+static int event_elapsed(float *ms, void *start, void *end) {
+    return ((int (*)(float *, void *, void *))pm_need[PM_NEED_cuEventElapsedTime])(ms, start, end);
+}
+
+const struct pm_driver pm_cuda_driver = {event_create, event_destroy, event_record, event_query, event_elapsed, &pm_captures};
+
+static bool events_there(void) {
+    return pm_need[PM_NEED_cuEventCreate] && pm_need[PM_NEED_cuEventDestroy_v2] && pm_need[PM_NEED_cuEventRecord] &&
+           pm_need[PM_NEED_cuEventQuery] && pm_need[PM_NEED_cuEventElapsedTime];
+}
+
+uint32_t pm_device_of(struct pm_process *self, CUdevice ordinal) {
+    if (ordinal < 0 || ordinal >= PM_MAX_ORDINALS)
+        return PM_NO_DEVICE;
+    uint32_t known = pm_peek(&self->device_of_ordinal[ordinal]);
+    if (known == 0) {
+        CUuuid uuid;
+        CUresult result = CUDA_ERROR_NOT_FOUND;
+        if (pm_need[PM_NEED_cuDeviceGetUuid_v2]) /* names the instance where the device is one */
+            result = PM_NEED(cuDeviceGetUuid_v2)(&uuid, ordinal);
+        if (result != CUDA_SUCCESS && pm_need[PM_NEED_cuDeviceGetUuid])
+            result = ((CUresult(*)(CUuuid *, CUdevice))pm_need[PM_NEED_cuDeviceGetUuid])(&uuid, ordinal);
+        if (result != CUDA_SUCCESS)
+            return PM_NO_DEVICE;
+        uint32_t device = pm_process_device(self, (const unsigned char *)uuid.bytes);
+        known = device == PM_NO_DEVICE ? PM_NO_DEVICE : device + 1;
+        pm_poke(&self->device_of_ordinal[ordinal], known);
+    }
+    return known == PM_NO_DEVICE ? PM_NO_DEVICE : known - 1;
+}
+
+uint32_t pm_current_device(struct pm_process *self) {
+    CUdevice ordinal;
+    if (!pm_need[PM_NEED_cuCtxGetDevice] || PM_NEED(cuCtxGetDevice)(&ordinal) != CUDA_SUCCESS)
+        return PM_NO_DEVICE;
+    return pm_device_of(self, ordinal);
+}
+
+bool pm_device_refused(CUdevice ordinal) {
+    struct pm_process *self = pm_self();
+    if (!self)
+        return pm_process_refuses();
+    uint32_t device = pm_device_of(self, ordinal);
+    if (device != PM_NO_DEVICE && pm_process_limits(self, device).listed)
+        return false;
+    pm_add(&pm_process_counters(self, device == PM_NO_DEVICE ? 0 : device)->denied_device, 1);
+    return true;
+}
+
+struct pm_context *pm_current(struct pm_process *self) {
+    static __thread struct {
+        uint64_t generation;
+        CUcontext handle;
+        struct pm_context *context;
+    } known;
+    CUcontext handle = NULL;
+    if (!pm_need[PM_NEED_cuCtxGetCurrent] || PM_NEED(cuCtxGetCurrent)(&handle) != CUDA_SUCCESS || !handle)
+        return NULL;
+    uint64_t generation = pm_load(&self->generation);
+    if (known.handle == handle && known.generation == generation)
+        return known.context;
+    uint32_t device = pm_current_device(self);
+    struct pm_context *context = NULL;
+    if (device != PM_NO_DEVICE && events_there())
+        context = pm_process_context(self, handle, device, &pm_cuda_driver);
+    known.handle = handle;
+    known.generation = generation;
+    known.context = context;
+    return context;
+}
+
+void pm_taint(CUstream stream) {
+    struct pm_process *self = pm_self();
+    struct pm_context *context = self ? pm_current(self) : NULL;
+    if (context)
+        pm_tracker_taint(&context->tracker, pm_lane_key(stream));
+}
+
+/* ---- starting ---------------------------------------------------------------------------------------------------- */
+
+PM_EXPORT CUresult cuInit(unsigned int flags) {
+    if (!pm_ready() || !PM_REAL(cuInit))
+        return CUDA_ERROR_NO_DEVICE;
+    CUresult result = PM_REAL(cuInit)(flags);
+    if (result == CUDA_SUCCESS) {
+        pm_self();
+        if (pm_process_refuses())
+            return CUDA_ERROR_NOT_PERMITTED;
+    }
+    return result;
+}
+
+PM_EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags) {
+    if (!pm_ready() || !pm_real[PM_HOOK_cuGetProcAddress])
+        return CUDA_ERROR_NOT_FOUND;
+    CUresult result = ((CUresult(*)(const char *, void **, int, cuuint64_t))pm_real[PM_HOOK_cuGetProcAddress])(symbol, pfn, version, flags);
+    if (result == CUDA_SUCCESS && pfn)
+        *pfn = pm_shim_of(*pfn);
+    return result;
+}
+
+PM_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags,
+                                       CUdriverProcAddressQueryResult *status) {
+    if (!pm_ready() || !PM_REAL(cuGetProcAddress_v2))
+        return CUDA_ERROR_NOT_FOUND;
+    CUresult result = PM_REAL(cuGetProcAddress_v2)(symbol, pfn, version, flags, status);
+    if (result == CUDA_SUCCESS && pfn)
+        *pfn = pm_shim_of(*pfn);
+    return result;
+}
+
+/* ---- contexts ---------------------------------------------------------------------------------------------------- */
+
+#define REFUSED CUDA_ERROR_DEVICE_UNAVAILABLE
+#define NEED_REAL(name)                                                                                                \
+    if (!pm_ready() || !pm_real[PM_HOOK_##name])                                                                       \
+    return CUDA_ERROR_NOT_FOUND
+
+PM_EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
+    NEED_REAL(cuCtxCreate);
+    return pm_device_refused(device) ? REFUSED : PM_REAL(cuCtxCreate)(context, flags, device);
+}
+
+PM_EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
+    NEED_REAL(cuCtxCreate_v2);
+    return pm_device_refused(device) ? REFUSED : PM_REAL(cuCtxCreate_v2)(context, flags, device);
+}
+
+PM_EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags, CUdevice device) {
+    NEED_REAL(cuCtxCreate_v3);
+    return pm_device_refused(device) ? REFUSED : PM_REAL(cuCtxCreate_v3)(context, params, count, flags, device);
+}
+
+PM_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags, CUdevice device) {
+    NEED_REAL(cuCtxCreate_v4);
+    return pm_device_refused(device) ? REFUSED : PM_REAL(cuCtxCreate_v4)(context, params, flags, device);
+}
+
+PM_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    NEED_REAL(cuDevicePrimaryCtxRetain);
+    return pm_device_refused(device) ? REFUSED : PM_REAL(cuDevicePrimaryCtxRetain)(context, device);
+}
+
+/* Before the context goes: afterwards its events are gone as well, and asking about them is undefined. */
+static void context_goes(CUcontext handle, bool destroy_events, bool memory) {
+    struct pm_process *self = pm_self();
+    if (self && handle && pm_peek(&pm_captures) == 0)
+        pm_process_forget_context(self, handle, destroy_events, memory);
+}
+
+PM_EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
+    NEED_REAL(cuCtxDestroy_v2);
+    context_goes(context, false, true);
+    return PM_REAL(cuCtxDestroy_v2)(context);
+}
+
+PM_EXPORT CUresult cuCtxDestroy(CUcontext context) {
+    NEED_REAL(cuCtxDestroy);
+    context_goes(context, false, true);
+    return PM_REAL(cuCtxDestroy)(context);
+}
+
+/* The handle of a primary context that is active; asking creates none. */
+static CUcontext primary_of(CUdevice device) {
+    struct pm_process *self = pm_self();
+    unsigned int flags;
+    int active = 0;
+    CUcontext handle = NULL;
+    if (!self || !pm_need[PM_NEED_cuDevicePrimaryCtxGetState] || !pm_real[PM_HOOK_cuDevicePrimaryCtxRetain] ||
+        PM_NEED(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS || !active)
+        return NULL;
+    if (PM_REAL(cuDevicePrimaryCtxRetain)(&handle, device) != CUDA_SUCCESS)
+        return NULL;
+    void *release = pm_real[PM_HOOK_cuDevicePrimaryCtxRelease_v2] ? pm_real[PM_HOOK_cuDevicePrimaryCtxRelease_v2]
+                                                                  : pm_real[PM_HOOK_cuDevicePrimaryCtxRelease];
+    if (release)
+        ((CUresult(*)(CUdevice))release)(device);
+    return handle;
+}
+
+static CUresult primary_release(CUresult (*release)(CUdevice), CUdevice device) {
+    CUcontext handle = primary_of(device);
+    context_goes(handle, true, false); /* it may live on, so its events are destroyed and not leaked */
+    CUresult result = release(device);
+    if (handle && result == CUDA_SUCCESS && !primary_of(device))
+        context_goes(handle, false, true);
+    return result;
+}
+
+static CUresult primary_reset(CUresult (*reset)(CUdevice), CUdevice device) {
+    context_goes(primary_of(device), false, true);
+    return reset(device);
+}
+
+PM_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    NEED_REAL(cuDevicePrimaryCtxRelease_v2);
+    return primary_release(PM_REAL(cuDevicePrimaryCtxRelease_v2), device);
+}
+
+PM_EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+    NEED_REAL(cuDevicePrimaryCtxRelease);
+    return primary_release(PM_REAL(cuDevicePrimaryCtxRelease), device);
+}
+
+PM_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    NEED_REAL(cuDevicePrimaryCtxReset_v2);
+    return primary_reset(PM_REAL(cuDevicePrimaryCtxReset_v2), device);
+}
+
+PM_EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+    NEED_REAL(cuDevicePrimaryCtxReset);
+    return primary_reset(PM_REAL(cuDevicePrimaryCtxReset), device);
+}

@@ -1,0 +1,231 @@
+#include "shim.h"
+
+/* A launch between its two halves; without a tracker it is not metered. */
+struct ticket {
+    struct pm_launch launch;
+    struct pm_counters *counters;
+};
+
+enum capture { NOT_CAPTURING, CAPTURING };
+
+static enum capture capture_of(CUstream stream) {
+    if (pm_peek(&pm_captures) == 0 || !pm_need[PM_NEED_cuStreamIsCapturing])
+        return NOT_CAPTURING;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = PM_NEED(cuStreamIsCapturing)(stream, &status);
+    return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE ? NOT_CAPTURING : CAPTURING;
+}
+
+static void ticket_open(struct ticket *ticket, uint64_t kind, CUstream stream) {
+    ticket->launch.tracker = NULL;
+    ticket->counters = NULL;
+    struct pm_process *self = pm_self();
+    if (!self || capture_of(stream) == CAPTURING) /* what is captured runs later, as a graph */
+        return;
+    struct pm_context *context = pm_current(self);
+    if (!context)
+        return;
+    ticket->counters = context->tracker.counters;
+    struct pm_estimate *entry = pm_estimate_find(self->estimates, kind ? kind : 1);
+    pm_launch_begin(&ticket->launch, &context->tracker, entry, stream, pm_lane_key(stream));
+}
+
+static void ticket_close(struct ticket *ticket, CUresult result, bool graph) {
+    if (!ticket->launch.tracker)
+        return;
+    if (result == CUDA_SUCCESS)
+        pm_add(graph ? &ticket->counters->graph_launches : &ticket->counters->launches, 1);
+    pm_launch_end(&ticket->launch, result == CUDA_SUCCESS);
+}
+
+static uint64_t kind_of(const void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared) {
+    uint64_t kind = pm_mix(3, (uint64_t)(uintptr_t)function);
+    kind = pm_mix(kind, (uint64_t)gx << 32 ^ (uint64_t)gy << 16 ^ gz);
+    return pm_mix(kind, (uint64_t)bx << 48 ^ (uint64_t)by << 36 ^ (uint64_t)bz << 24 ^ shared);
+}
+
+#define MISSING(name)                                                                                                  \
+    if (!pm_ready() || !pm_real[PM_HOOK_##name])                                                                       \
+    return CUDA_ERROR_NOT_FOUND
+
+#define METERED(name, kind, stream, graph, ...)                                                                        \
+    MISSING(name);                                                                                                     \
+    struct ticket ticket;                                                                                              \
+    ticket_open(&ticket, kind, stream);                                                                                \
+    CUresult result = PM_REAL(name)(__VA_ARGS__);                                                                      \
+    ticket_close(&ticket, result, graph);                                                                              \
+    return result
+
+#define LAUNCH_KERNEL(name, null_is)                                                                                   \
+    PM_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                            unsigned shared, CUstream stream, void **params, void **extra) {                           \
+        METERED(name, kind_of(f, gx, gy, gz, bx, by, bz, shared), pm_stream(stream, null_is), false, f, gx, gy, gz, bx, by, \
+                bz, shared, stream, params, extra);                                                                    \
+    }
+LAUNCH_KERNEL(cuLaunchKernel, PM_LEGACY)
+LAUNCH_KERNEL(cuLaunchKernel_ptsz, PM_PER_THREAD)
+
+#define LAUNCH_COOPERATIVE(name, null_is)                                                                              \
+    PM_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                            unsigned shared, CUstream stream, void **params) {                                         \
+        METERED(name, kind_of(f, gx, gy, gz, bx, by, bz, shared), pm_stream(stream, null_is), false, f, gx, gy, gz, bx, by, \
+                bz, shared, stream, params);                                                                           \
+    }
+LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, PM_LEGACY)
+LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, PM_PER_THREAD)
+
+#define LAUNCH_EX(name, null_is)                                                                                       \
+    PM_EXPORT CUresult name(const CUlaunchConfig *c, CUfunction f, void **params, void **extra) {                      \
+        METERED(name,                                                                                                  \
+                c ? kind_of(f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,        \
+                            c->sharedMemBytes)                                                                         \
+                  : 1,                                                                                                 \
+                pm_stream(c ? c->hStream : NULL, null_is), false, c, f, params, extra);                                \
+    }
+LAUNCH_EX(cuLaunchKernelEx, PM_LEGACY)
+LAUNCH_EX(cuLaunchKernelEx_ptsz, PM_PER_THREAD)
+
+PM_EXPORT CUresult cuLaunch(CUfunction f) {
+    METERED(cuLaunch, kind_of(f, 1, 1, 1, 0, 0, 0, 0), (CUstream)PM_LEGACY, false, f);
+}
+
+PM_EXPORT CUresult cuLaunchGrid(CUfunction f, int width, int height) {
+    METERED(cuLaunchGrid, kind_of(f, (unsigned)width, (unsigned)height, 1, 0, 0, 0, 0), (CUstream)PM_LEGACY, false, f, width, height);
+}
+
+PM_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream) {
+    METERED(cuLaunchGridAsync, kind_of(f, (unsigned)width, (unsigned)height, 1, 0, 0, 0, 0), pm_stream(stream, PM_LEGACY), false, f,
+            width, height, stream);
+}
+
+/* One launch on several devices at once: each part is counted where its stream belongs, at its estimate. */
+PM_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags) {
+    MISSING(cuLaunchCooperativeKernelMultiDevice);
+    CUresult result = PM_REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
+    struct pm_process *self = pm_self();
+    for (unsigned i = 0; self && result == CUDA_SUCCESS && i < count && pm_need[PM_NEED_cuStreamGetCtx]; i++) {
+        CUcontext handle = NULL;
+        if (PM_NEED(cuStreamGetCtx)(list[i].hStream, &handle) != CUDA_SUCCESS)
+            continue;
+        for (uint32_t k = 0; k < pm_load(&self->context_count); k++) {
+            struct pm_context *context = self->contexts[k];
+            if (!context || context->handle != handle)
+                continue;
+            struct pm_launch launch = {.tracker = &context->tracker, .estimate_ns = PM_UNKNOWN_NS};
+            pm_add(&context->tracker.counters->launches, 1);
+            pm_launch_end(&launch, true);
+        }
+    }
+    return result;
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+
+static uint64_t graph_kind(CUgraphExec exec) {
+    return pm_mix(5, (uint64_t)(uintptr_t)exec) | 1;
+}
+
+static void graph_changed(CUgraphExec exec) {
+    struct pm_process *self = pm_self();
+    struct pm_estimate *entry = self && exec ? pm_estimate_find(self->estimates, graph_kind(exec)) : NULL;
+    if (entry)
+        pm_estimate_reset(entry);
+}
+
+PM_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+    METERED(cuGraphLaunch, graph_kind(exec), pm_stream(stream, PM_LEGACY), true, exec, stream);
+}
+
+PM_EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
+    METERED(cuGraphLaunch_ptsz, graph_kind(exec), pm_stream(stream, PM_PER_THREAD), true, exec, stream);
+}
+
+PM_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    MISSING(cuGraphExecDestroy);
+    graph_changed(exec); /* its address may be the next one's */
+    return PM_REAL(cuGraphExecDestroy)(exec);
+}
+
+PM_EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node, CUgraphExecUpdateResult *outcome) {
+    MISSING(cuGraphExecUpdate);
+    graph_changed(exec);
+    return ((CUresult(*)(CUgraphExec, CUgraph, CUgraphNode *, CUgraphExecUpdateResult *))pm_real[PM_HOOK_cuGraphExecUpdate])(
+        exec, graph, node, outcome);
+}
+
+PM_EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
+    MISSING(cuGraphExecUpdate_v2);
+    graph_changed(exec);
+    return PM_REAL(cuGraphExecUpdate_v2)(exec, graph, info);
+}
+
+/* The parameters' type differs by version; they only pass through. */
+#define GRAPH_KERNEL_PARAMS(name)                                                                                      \
+    PM_EXPORT CUresult name(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {               \
+        MISSING(name);                                                                                                 \
+        graph_changed(exec);                                                                                           \
+        return PM_REAL(name)(exec, node, params);                                                                      \
+    }
+GRAPH_KERNEL_PARAMS(cuGraphExecKernelNodeSetParams)
+GRAPH_KERNEL_PARAMS(cuGraphExecKernelNodeSetParams_v2)
+
+/* ---- captures ---------------------------------------------------------------------------------------------------- */
+
+/*
+ * Asking about an event invalidates a capture that any thread has under way in the global mode. So a capture is counted before it
+ * begins, and every tracker's lock taken once: nobody is asking any more when the driver starts it.
+ */
+static void capture_begins(void) {
+    __atomic_fetch_add(&pm_captures, 1, __ATOMIC_SEQ_CST);
+    struct pm_process *self = pm_self();
+    for (uint32_t i = 0; self && i < pm_load(&self->context_count); i++) {
+        struct pm_context *context = self->contexts[i];
+        if (context) {
+            pthread_mutex_lock(&context->tracker.lock);
+            pthread_mutex_unlock(&context->tracker.lock);
+        }
+    }
+}
+
+static void capture_ends(void) {
+    uint32_t now = pm_load(&pm_captures);
+    while (now && !__atomic_compare_exchange_n(&pm_captures, &now, now - 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+}
+
+#define BEGIN_CAPTURE(name, params, ...)                                                                               \
+    PM_EXPORT CUresult name params {                                                                                   \
+        MISSING(name);                                                                                                 \
+        capture_begins();                                                                                              \
+        CUresult result = ((CUresult(*) params)pm_real[PM_HOOK_##name])(__VA_ARGS__);                                  \
+        if (result != CUDA_SUCCESS)                                                                                    \
+            capture_ends();                                                                                            \
+        return result;                                                                                                 \
+    }
+BEGIN_CAPTURE(cuStreamBeginCapture, (CUstream stream), stream)
+BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, (CUstream stream), stream)
+BEGIN_CAPTURE(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), stream, mode)
+BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream stream, CUstreamCaptureMode mode), stream, mode)
+#define TO_GRAPH                                                                                                       \
+    (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count,             \
+     CUstreamCaptureMode mode)
+BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, TO_GRAPH, stream, graph, nodes, edges, count, mode)
+BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, TO_GRAPH, stream, graph, nodes, edges, count, mode)
+
+/* A capture that has become invalid ends with an error; one that was never begun, or is ended in the wrong place, does not end. */
+static bool capture_ended(CUresult result) {
+    return result != CUDA_ERROR_ILLEGAL_STATE && result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD &&
+           result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && result != CUDA_ERROR_INVALID_VALUE;
+}
+
+#define END_CAPTURE(name)                                                                                              \
+    PM_EXPORT CUresult name(CUstream stream, CUgraph *graph) {                                                         \
+        MISSING(name);                                                                                                 \
+        CUresult result = ((CUresult(*)(CUstream, CUgraph *))pm_real[PM_HOOK_##name])(stream, graph);                  \
+        if (capture_ended(result))                                                                                     \
+            capture_ends();                                                                                            \
+        return result;                                                                                                 \
+    }
+END_CAPTURE(cuStreamEndCapture)
+END_CAPTURE(cuStreamEndCapture_ptsz)

@@ -1,0 +1,129 @@
+/*
+ * Device time of one context, from marks (timing events) in its streams.
+ *
+ * A segment is what a stream did between two marks. A timed launch is a segment of one launch; otherwise a segment ends after 256
+ * launches or 10 ms of estimates. Launches are pending at their estimate until the segment's end mark has passed; then the segment is
+ * charged: one launch by its span, many by the sum of estimates, kept within what the span allows.
+ */
+#ifndef PM_TRACKER_H
+#define PM_TRACKER_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "estimates.h"
+#include "pages.h"
+
+/* The driver's event calls. All return 0 or an error; query returns 0 (passed), PM_NOT_READY or an error. */
+struct pm_driver {
+    int (*event_create)(void **event);
+    int (*event_destroy)(void *event);
+    int (*event_record)(void *event, void *stream);
+    int (*event_query)(void *event);
+    int (*event_elapsed)(float *ms, void *start, void *end);
+    const uint32_t *captures; /* stream captures under way in this process */
+};
+#define PM_NOT_READY 600
+
+#define PM_LANES 64
+#define PM_MARKS 512
+#define PM_SEGMENTS 384
+#define PM_SPANS 64
+#define PM_NO_MARK 0xffffu
+
+struct pm_mark {
+    void *event;
+    uint32_t uses;
+    bool passed;
+};
+
+struct pm_segment {
+    uint16_t start, end;
+    uint16_t lane;
+    bool full;     /* the start mark had not passed when the end mark was recorded: no idle gap inside */
+    bool tainted;  /* holds other work than launches, or may have waited for other streams */
+    uint32_t launches;
+    uint32_t neighbours;
+    uint64_t estimate_ns;
+    uint64_t host_gap_ns; /* between recording the start mark and handing over the launch */
+    uint64_t begun_ns;
+    struct pm_estimate *entry; /* of the only launch */
+};
+
+struct pm_lane {
+    uint64_t key; /* 0: free */
+    uint16_t open;
+    uint16_t tainted;
+    uint32_t launches;
+    uint64_t estimate_ns;
+    uint64_t begun_ns;
+    uint64_t marked_ns;
+    uint32_t neighbours;
+    struct pm_estimate *only;
+    uint64_t host_gap_ns;
+};
+
+struct pm_span {
+    int64_t start, end;
+    double density;
+    uint16_t lane;
+};
+
+struct pm_tracker {
+    pthread_mutex_t lock;
+    const struct pm_driver *driver;
+    struct pm_counters *counters; /* of the own slot and this device */
+    struct pm_board *board;
+    uint32_t seat;
+    bool broken; /* events do not work here: estimates only */
+    uint32_t faults;
+    uint64_t credit_ns; /* charged too much earlier; taken from the next charges */
+    uint64_t polled_ns;
+    uint64_t random;
+    double mark_cost_ns;
+    uint32_t mark_costs;
+    double shared_part[4]; /* own part of a span with so many neighbours busy, as learned; [0] unused */
+    struct pm_lane lanes[PM_LANES];
+    uint32_t lane_count;
+    struct pm_mark marks[PM_MARKS];
+    uint16_t mark_hint;
+    uint16_t reference;
+    int64_t reference_ns;
+    struct pm_segment segments[PM_SEGMENTS];
+    uint32_t segment_count;
+    struct pm_span spans[PM_SPANS];
+    uint32_t span_next;
+};
+
+/* A launch on its way. */
+struct pm_launch {
+    struct pm_tracker *tracker;
+    struct pm_lane *lane;
+    struct pm_estimate *entry;
+    uint64_t estimate_ns;
+    uint64_t begun_ns;
+    void *stream;
+    bool timed;
+};
+
+void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver, struct pm_counters *counters);
+/* Before the driver's launch call. `lane_key`: of the stream, never 0. */
+void pm_launch_begin(struct pm_launch *launch, struct pm_tracker *tracker, struct pm_estimate *entry, void *stream,
+                     uint64_t lane_key);
+/* After it; `launched`: the driver took it. */
+void pm_launch_end(struct pm_launch *launch, bool launched);
+/* Other work than launches went into the stream. */
+void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key);
+/* Before the program waits for the stream (NULL tail: for everything); ends an open segment worth measuring. */
+void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_key);
+/* Charges what has passed. */
+void pm_tracker_poll(struct pm_tracker *tracker);
+/* The program waits (until further notice at most a second), or no longer does. */
+void pm_tracker_waiting(struct pm_tracker *tracker, bool waiting);
+/* Forgets the stream: it is about to be destroyed. */
+void pm_tracker_drop_lane(struct pm_tracker *tracker, uint64_t lane_key);
+/* Charges what has passed, the rest as estimated, and forgets all events; they are destroyed when `destroy`. */
+void pm_tracker_finish(struct pm_tracker *tracker, bool poll, bool destroy);
+
+#endif
