@@ -97,7 +97,13 @@ def only(vendor: NvidiaVendor) -> DeviceReading:
 
 def test_what_a_card_says(say: Say) -> None:
     device = only(NvidiaVendor())
-    assert (device.uuid, device.model, device.pci_bus_id, device.serial, device.driver_version) == ("GPU-0", "H200", "0000:01:00.0", None, "580.1")
+    assert (device.uuid, device.model, device.pci_bus_id, device.serial, device.driver_version) == (
+        "GPU-0",
+        "H200",
+        "0000:01:00.0",
+        None,
+        "580.1",
+    )
     assert (device.memory_total_bytes, device.memory_used_bytes, device.memory_reserved_bytes) == (1000, 100, 10)
     assert (device.utilization_ppm, device.energy_uj_total, device.power_mw) == (300_000, 1_234_000, 80_000)
     assert (device.sm_clock_hz, device.temperature_celsius, device.mig) == (1_900_000_000, 40, False)
@@ -149,7 +155,10 @@ def test_without_samples_the_rate_counts(say: Say, monkeypatch: pytest.MonkeyPat
 
 def test_process_samples(say: Say) -> None:
     me, parent = os.getpid(), os.getppid()
-    say(nvmlDeviceGetComputeRunningProcesses_v3=[holder(me, 40), holder(parent, None)], nvmlDeviceGetMPSComputeRunningProcesses_v3=[holder(me, 50)])
+    say(
+        nvmlDeviceGetComputeRunningProcesses_v3=[holder(me, 40), holder(parent, None)],
+        nvmlDeviceGetMPSComputeRunningProcesses_v3=[holder(me, 50)],
+    )
     vendor = NvidiaVendor()
     say(nvmlDeviceGetProcessUtilization=[use(1_000_000, me, 80)])
     first = {process.pid: process for process in only(vendor).processes}
