@@ -70,7 +70,7 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Say:
         setattr(binding, name, lambda *arguments, name=name: answer(name, *arguments))
     answers["nvmlDeviceGetHandleByIndex"] = lambda index: index
     answers["nvmlDeviceGetUUID"] = lambda handle: f"GPU-{handle}"
-    answers["nvmlDeviceGetMemoryInfo"] = lambda handle, version=None: types.SimpleNamespace(total=1000, used=100, reserved=10)
+    answers["nvmlDeviceGetMemoryInfo"] = lambda *_: types.SimpleNamespace(total=1000, used=100, reserved=10)
     binding.nvmlDeviceGetHandleByIndex = lambda index: answer("nvmlDeviceGetHandleByIndex", index)  # type: ignore[attr-defined]
     binding.nvmlDeviceGetUUID = lambda handle: answer("nvmlDeviceGetUUID", handle)  # type: ignore[attr-defined]
     binding.nvmlDeviceGetMemoryInfo = lambda handle, version=None: (  # type: ignore[attr-defined]

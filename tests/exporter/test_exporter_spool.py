@@ -71,7 +71,7 @@ def test_records_and_state_are_one(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s", "n", ())
     spool.commit(records(spool, 2), '{"a": 1}')
     with pytest.raises(ValueError, match="do not continue"):
-        spool.commit(records(spool, 1)[:0] + [event("n", "e", 9, T0, "x", "")], '{"a": 2}')
+        spool.commit([event("n", "e", 9, T0, "x", "")], '{"a": 2}')
     wrong = records(spool, 1)
     object.__setattr__(wrong[0], "minute_us", None)  # the table refuses it, after the record was begun
     with pytest.raises(sqlite3.IntegrityError):
