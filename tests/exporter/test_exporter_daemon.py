@@ -20,7 +20,19 @@ from poolmeter import arrow
 def start(root: Path, *options: str, environment: dict[str, str] | None = None) -> tuple[subprocess.Popen[str], str]:
     """A daemon that serves, and its URL."""
     ready = root / "ready"
-    words = ["exporter", "--name", "n1", "--run", str(root / "run"), "--data", str(root / "data"), "--port", "0", "--ready-file", str(ready)]
+    words = [
+        "exporter",
+        "--name",
+        "n1",
+        "--run",
+        str(root / "run"),
+        "--data",
+        str(root / "data"),
+        "--port",
+        "0",
+        "--ready-file",
+        str(ready),
+    ]
     child = subprocess.Popen(
         [sys.executable, "-m", "poolmeter.cli", *words, *options],
         env={**os.environ, **(environment or {})},
@@ -40,7 +52,9 @@ def start(root: Path, *options: str, environment: dict[str, str] | None = None) 
 
 def refused(*options: str) -> tuple[int, str]:
     """Status and stderr of a start that must fail."""
-    ended = subprocess.run([sys.executable, "-m", "poolmeter.cli", "exporter", *options], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-m", "poolmeter.cli", "exporter", *options], capture_output=True, text=True, timeout=60, check=False
+    )
     assert ended.stdout == "" and ended.stderr.count("\n") == 1, ended.stderr
     return ended.returncode, ended.stderr
 

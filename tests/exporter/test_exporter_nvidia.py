@@ -178,6 +178,22 @@ def test_process_samples(say: Say) -> None:
     assert (fourth[me].busy_us_total or 0) + (fourth[parent].busy_us_total or 0) == 400_000 + 1_000_000  # divided, never more than the card
 
 
+def test_a_mean_reaches_to_the_newest_sample_of_the_device(say: Say) -> None:
+    me = os.getpid()
+    vendor = NvidiaVendor()
+    say(nvmlDeviceGetSamples=(1, [sample(1_000_000, 0)]), nvmlDeviceGetProcessUtilization=[use(1_000_000, me, 80)])
+    only(vendor)
+    # Active up to 1.2 s and idle to 2 s: 20 % on the mean of the whole second.
+    say(nvmlDeviceGetSamples=(1, [sample(2_000_000, 20)]), nvmlDeviceGetProcessUtilization=[use(1_200_000, me, 20)])
+    device = only(vendor)
+    assert device.busy_us_total == device.processes[0].busy_us_total == 200_000
+    # Idle for a long while: the next mean begins where nothing was found.
+    say(nvmlDeviceGetSamples=(1, [sample(9_000_000, 0)]), nvmlDeviceGetProcessUtilization=error(real.NVML_ERROR_NOT_FOUND))
+    only(vendor)
+    say(nvmlDeviceGetSamples=(1, [sample(10_000_000, 50)]), nvmlDeviceGetProcessUtilization=[use(10_000_000, me, 50)])
+    assert only(vendor).processes[0].busy_us_total == 700_000
+
+
 def test_a_list_that_grows_between_the_two_calls_is_asked_again(say: Say) -> None:
     answers = [error(real.NVML_ERROR_INSUFFICIENT_SIZE), [use(1_000_000, os.getpid(), 5)]]
     say(nvmlDeviceGetProcessUtilization=lambda *_: answers.pop(0))
