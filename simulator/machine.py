@@ -86,7 +86,10 @@ class _Truth(ctypes.Structure):
         ("device", ctypes.c_uint32),
         ("live", ctypes.c_uint32),
         ("killed", ctypes.c_uint32),
-        *((name, ctypes.c_uint64) for name in ("start_time", "attached_ns", "ended_ns", "busy_ns", "kernels", "launches", "graph_launches")),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("start_time", "attached_ns", "ended_ns", "busy_ns", "kernels", "launches", "graph_launches")
+        ),
         *((name, ctypes.c_uint64) for name in ("h2d_bytes", "d2h_bytes", "d2d_bytes", "set_bytes")),
         *((name, ctypes.c_uint64) for name in ("memory", "memory_peak", "overhead", "refused")),
         ("name", ctypes.c_char * 32),
@@ -125,7 +128,9 @@ def _library() -> ctypes.CDLL:
         function.restype = result
         function.argtypes = arguments
     if library.psim_truth_size() != ctypes.sizeof(_Truth):
-        raise Unavailable(f"libpoolmeter_sim.so keeps truth in {library.psim_truth_size()} bytes, this poolmeter expects {ctypes.sizeof(_Truth)}")
+        raise Unavailable(
+            f"libpoolmeter_sim.so keeps truth in {library.psim_truth_size()} bytes, this poolmeter expects {ctypes.sizeof(_Truth)}"
+        )
     return library
 
 
@@ -138,7 +143,9 @@ class Machine:
         self._handle = handle
 
     @classmethod
-    def create(cls, description: MachineConfig | str | Path, file: str | Path, *, clock: str | None = None, participants: int | None = None) -> Machine:
+    def create(
+        cls, description: MachineConfig | str | Path, file: str | Path, *, clock: str | None = None, participants: int | None = None
+    ) -> Machine:
         """Makes a machine from a description (record, TOML path or known name) in `file`, replacing what was there.
 
         `clock` and `participants` override the description. Raises BadInput for a bad description, Unavailable when the file cannot be made.
@@ -192,7 +199,9 @@ class Machine:
 
     def _set_text(self, device: int, key: str, value: str) -> None:
         if self._library.psim_set_text(self._handle, device, key.encode(), value.encode()) != 0:
-            raise BadInput(f"the {key} of the simulated {'machine' if device < 0 else f'card {device}'} is {value!r}, expected at most 95 bytes")
+            raise BadInput(
+                f"the {key} of the simulated {'machine' if device < 0 else f'card {device}'} is {value!r}, expected at most 95 bytes"
+            )
 
     def _get(self, device: int, key: str) -> int:
         value = ctypes.c_uint64()
@@ -281,7 +290,14 @@ class Machine:
         on, or the card an NVML handle names. Raises BadInput for a call neither library has, or when 64 rules are in force.
         """
         number = self._library.psim_script(
-            self._handle, call.encode(), -1 if device is None else device, pid or 0, after, _NEVER if times is None else times, code, delay_ms * 1_000_000
+            self._handle,
+            call.encode(),
+            -1 if device is None else device,
+            pid or 0,
+            after,
+            _NEVER if times is None else times,
+            code,
+            delay_ms * 1_000_000,
         )
         if number == -1:
             raise BadInput(f"neither simulated library has a call {call}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 DECLARATION = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(([^;{]*?)\)\s*;")
 DEFINITION = re.compile(r"^CUresult CUDAAPI (cu[A-Z]\w*)\(", re.MULTILINE)
-NVML_DEFINITION = re.compile(r"^(?:nvmlReturn_t|const char \*) ?(nvml[A-Z]\w*)\(", re.MULTILINE)
+NVML_DEFINITION = re.compile(r"^(?:nvmlReturn_t |const char \*)(nvml[A-Z]\w*)\(", re.MULTILINE)
 TYPEDEF = re.compile(r"\bPFN_(cu[A-Z][A-Za-z0-9]*)_v(\d+)(_ptsz|_ptds)?\b")
 
 
@@ -116,13 +116,22 @@ def main() -> None:
     every = sorted(cuda) + nvml
     args.out.mkdir(parents=True, exist_ok=True)
     calls = "".join(f"    CALL_{name},\n" for name in every)
-    write(args.out / "calls.h", "#ifndef POOLMETER_SIM_CALLS_H\n#define POOLMETER_SIM_CALLS_H\nenum sim_call_number {\n" + calls + "    CALL_COUNT\n};\n#endif\n")
+    write(
+        args.out / "calls.h",
+        "#ifndef POOLMETER_SIM_CALLS_H\n#define POOLMETER_SIM_CALLS_H\nenum sim_call_number {\n" + calls + "    CALL_COUNT\n};\n#endif\n",
+    )
     known = defined | {re.match(r"CUresult CUDAAPI (\w+)", wrapper).group(1) for wrapper in wrappers} | nvml_defined  # type: ignore[union-attr]
     listed = "".join(f'    {{"{name}", {int(name in known)}}},\n' for name in every)
-    write(args.out / "call_names.c", '#include "call_names.h"\nconst struct sim_call_name sim_call_names[] = {\n' + listed + "};\n"
-          f"const unsigned sim_call_count = {len(every)};\n")
-    write(args.out / "call_names.h", "struct sim_call_name {\n    const char *name;\n    int implemented;\n};\n"
-          "extern const struct sim_call_name sim_call_names[];\nextern const unsigned sim_call_count;\n")
+    write(
+        args.out / "call_names.c",
+        '#include "call_names.h"\nconst struct sim_call_name sim_call_names[] = {\n' + listed + "};\n"
+        f"const unsigned sim_call_count = {len(every)};\n",
+    )
+    write(
+        args.out / "call_names.h",
+        "struct sim_call_name {\n    const char *name;\n    int implemented;\n};\n"
+        "extern const struct sim_call_name sim_call_names[];\nextern const unsigned sim_call_count;\n",
+    )
     quiet = '#pragma GCC diagnostic ignored "-Wunused-parameter"\n#pragma GCC diagnostic ignored "-Wdeprecated-declarations"\n'
     write(args.out / "cuda_stubs.c", '#include "state.h"\n' + quiet + "".join(stubs))
     write(args.out / "cuda_per_thread.c", '#include "state.h"\n' + quiet + "".join(wrappers))
@@ -130,11 +139,18 @@ def main() -> None:
         f'    {{"{base}", {version}, {int(suffix != "")}, "{name}", (void *)(uintptr_t){name}}},\n'
         for base, version, suffix, name in symbol_rows(cuda, typedefs)
     )
-    write(args.out / "cuda_symbols_table.c", '#include "state.h"\n#include "symbols.h"\n' + quiet +
-          "const struct sim_symbol sim_symbols[] = {\n" + rows + "};\nconst unsigned sim_symbol_count = sizeof sim_symbols / sizeof sim_symbols[0];\n")
+    write(
+        args.out / "cuda_symbols_table.c",
+        '#include "state.h"\n#include "symbols.h"\n'
+        + quiet
+        + "const struct sim_symbol sim_symbols[] = {\n"
+        + rows
+        + "};\nconst unsigned sim_symbol_count = sizeof sim_symbols / sizeof sim_symbols[0];\n",
+    )
     nvml_stubs = "".join(
         f'__attribute__((visibility("default"))) int {name}(void);\nint {name}(void) {{ return nvml_unimplemented(CALL_{name}, "{name}"); }}\n'
-        for name in nvml if name not in nvml_defined
+        for name in nvml
+        if name not in nvml_defined
     )
     write(args.out / "nvml_stubs.c", '#include "nvml_state.h"\n' + nvml_stubs)
 

@@ -1,4 +1,5 @@
-/* libpoolmeter_sim.so: what Python needs of a machine file, over plain C types. Fields go by name, so no layout is copied. */
+/* libpoolmeter_sim.so: what Python needs of a machine file, over plain C types. Fields go by name, so no layout is
+ * copied. */
 #include <stdio.h>
 #include <string.h>
 
@@ -50,14 +51,17 @@ EXPORT uint64_t psim_now(struct sim_machine *m);
 EXPORT uint64_t psim_advance(struct sim_machine *m, uint64_t ns);
 EXPORT size_t psim_truth(struct sim_machine *m, struct psim_truth *out, size_t max);
 EXPORT int psim_device_truth(struct sim_machine *m, uint32_t device, struct psim_device_truth *out);
-EXPORT int psim_script(struct sim_machine *m, const char *call, int device, uint32_t pid, uint64_t after, uint64_t times, int code, uint64_t delay_ns);
+EXPORT int psim_script(struct sim_machine *m, const char *call, int device, uint32_t pid, uint64_t after,
+                       uint64_t times, int code, uint64_t delay_ns);
 EXPORT int psim_unscript(struct sim_machine *m, int rule);
 EXPORT int psim_rule(struct sim_machine *m, int rule, uint64_t *seen, uint64_t *hit);
 EXPORT int psim_call(struct sim_machine *m, unsigned index, const char **name, uint64_t *count, int *implemented);
 EXPORT void psim_xid(struct sim_machine *m, uint32_t device, uint64_t xid);
 EXPORT size_t psim_truth_size(void);
 
-size_t psim_truth_size(void) { return sizeof(struct psim_truth); }
+size_t psim_truth_size(void) {
+    return sizeof(struct psim_truth);
+}
 
 static struct sim_machine *fresh(struct sim_machine *m) {
     if (m == NULL)
@@ -71,10 +75,18 @@ static struct sim_machine *fresh(struct sim_machine *m) {
     return m;
 }
 
-struct sim_machine *psim_create(const char *path, char *error, size_t size) { return fresh(machine_map(path, true, error, size)); }
-struct sim_machine *psim_open(const char *path, char *error, size_t size) { return machine_map(path, false, error, size); }
-void psim_close(struct sim_machine *m) { machine_unmap(m); }
-void psim_ready(struct sim_machine *m) { __atomic_store_n(&m->ready, 1, __ATOMIC_RELEASE); }
+struct sim_machine *psim_create(const char *path, char *error, size_t size) {
+    return fresh(machine_map(path, true, error, size));
+}
+struct sim_machine *psim_open(const char *path, char *error, size_t size) {
+    return machine_map(path, false, error, size);
+}
+void psim_close(struct sim_machine *m) {
+    machine_unmap(m);
+}
+void psim_ready(struct sim_machine *m) {
+    __atomic_store_n(&m->ready, 1, __ATOMIC_RELEASE);
+}
 
 /* --- fields by name --------------------------------------------------------------------------------------------- */
 
@@ -87,28 +99,59 @@ struct field {
 #define FIELD(type, member) {#member, offsetof(type, member), sizeof(((type *)0)->member)}
 
 static const struct field machine_fields[] = {
-    FIELD(struct sim_machine, clock),        FIELD(struct sim_machine, participants_wanted), FIELD(struct sim_machine, launch_ns),
-    FIELD(struct sim_machine, cuda_version), FIELD(struct sim_machine, devices),             FIELD(struct sim_machine, driver_version),
-    FIELD(struct sim_machine, nvml_version), FIELD(struct sim_machine, recoveries),          FIELD(struct sim_machine, reaped),
-    FIELD(struct sim_machine, transitions),  FIELD(struct sim_machine, undo_overflows),      FIELD(struct sim_machine, epoch_us),
+    FIELD(struct sim_machine, clock),          FIELD(struct sim_machine, participants_wanted),
+    FIELD(struct sim_machine, launch_ns),      FIELD(struct sim_machine, cuda_version),
+    FIELD(struct sim_machine, devices),        FIELD(struct sim_machine, driver_version),
+    FIELD(struct sim_machine, nvml_version),   FIELD(struct sim_machine, recoveries),
+    FIELD(struct sim_machine, reaped),         FIELD(struct sim_machine, transitions),
+    FIELD(struct sim_machine, undo_overflows), FIELD(struct sim_machine, epoch_us),
 };
 
 static const struct field device_fields[] = {
-    FIELD(struct sim_device, name), FIELD(struct sim_device, uuid), FIELD(struct sim_device, serial), FIELD(struct sim_device, bus_id),
-    FIELD(struct sim_device, memory), FIELD(struct sim_device, reserved), FIELD(struct sim_device, context_overhead),
-    FIELD(struct sim_device, slice_ns), FIELD(struct sim_device, switch_ns), FIELD(struct sim_device, idle_mw),
-    FIELD(struct sim_device, active_mw), FIELD(struct sim_device, limit_mw), FIELD(struct sim_device, h2d_bps),
-    FIELD(struct sim_device, d2h_bps), FIELD(struct sim_device, d2d_bps), FIELD(struct sim_device, sm_clock_mhz),
-    FIELD(struct sim_device, memory_clock_mhz), FIELD(struct sim_device, graphics_clock_mhz), FIELD(struct sim_device, temperature_idle_c),
-    FIELD(struct sim_device, temperature_active_c), FIELD(struct sim_device, minor), FIELD(struct sim_device, sms),
-    FIELD(struct sim_device, cc_major), FIELD(struct sim_device, cc_minor), FIELD(struct sim_device, threads_per_sm),
-    FIELD(struct sim_device, bus_width), FIELD(struct sim_device, persistence), FIELD(struct sim_device, compute_mode),
-    FIELD(struct sim_device, ecc), FIELD(struct sim_device, accounting), FIELD(struct sim_device, numa_node),
-    FIELD(struct sim_device, pci_device_id), FIELD(struct sim_device, pci_subsystem_id), FIELD(struct sim_device, mig_capable),
-    FIELD(struct sim_device, virtualization), FIELD(struct sim_device, gpm), FIELD(struct sim_device, energy_counter),
-    FIELD(struct sim_device, remapped_correctable), FIELD(struct sim_device, remapped_uncorrectable), FIELD(struct sim_device, lost),
-    FIELD(struct sim_device, ecc_volatile_correctable), FIELD(struct sim_device, ecc_volatile_uncorrectable),
-    FIELD(struct sim_device, ecc_aggregate_correctable), FIELD(struct sim_device, ecc_aggregate_uncorrectable),
+    FIELD(struct sim_device, name),
+    FIELD(struct sim_device, uuid),
+    FIELD(struct sim_device, serial),
+    FIELD(struct sim_device, bus_id),
+    FIELD(struct sim_device, memory),
+    FIELD(struct sim_device, reserved),
+    FIELD(struct sim_device, context_overhead),
+    FIELD(struct sim_device, slice_ns),
+    FIELD(struct sim_device, switch_ns),
+    FIELD(struct sim_device, idle_mw),
+    FIELD(struct sim_device, active_mw),
+    FIELD(struct sim_device, limit_mw),
+    FIELD(struct sim_device, h2d_bps),
+    FIELD(struct sim_device, d2h_bps),
+    FIELD(struct sim_device, d2d_bps),
+    FIELD(struct sim_device, sm_clock_mhz),
+    FIELD(struct sim_device, memory_clock_mhz),
+    FIELD(struct sim_device, graphics_clock_mhz),
+    FIELD(struct sim_device, temperature_idle_c),
+    FIELD(struct sim_device, temperature_active_c),
+    FIELD(struct sim_device, minor),
+    FIELD(struct sim_device, sms),
+    FIELD(struct sim_device, cc_major),
+    FIELD(struct sim_device, cc_minor),
+    FIELD(struct sim_device, threads_per_sm),
+    FIELD(struct sim_device, bus_width),
+    FIELD(struct sim_device, persistence),
+    FIELD(struct sim_device, compute_mode),
+    FIELD(struct sim_device, ecc),
+    FIELD(struct sim_device, accounting),
+    FIELD(struct sim_device, numa_node),
+    FIELD(struct sim_device, pci_device_id),
+    FIELD(struct sim_device, pci_subsystem_id),
+    FIELD(struct sim_device, mig_capable),
+    FIELD(struct sim_device, virtualization),
+    FIELD(struct sim_device, gpm),
+    FIELD(struct sim_device, energy_counter),
+    FIELD(struct sim_device, remapped_correctable),
+    FIELD(struct sim_device, remapped_uncorrectable),
+    FIELD(struct sim_device, lost),
+    FIELD(struct sim_device, ecc_volatile_correctable),
+    FIELD(struct sim_device, ecc_volatile_uncorrectable),
+    FIELD(struct sim_device, ecc_aggregate_correctable),
+    FIELD(struct sim_device, ecc_aggregate_uncorrectable),
     FIELD(struct sim_device, clocks_event_reasons),
 };
 
@@ -183,7 +226,9 @@ static void bring_up(struct sim_machine *m) { /* locked */
         engine_touch(m, d);
 }
 
-uint64_t psim_now(struct sim_machine *m) { return machine_now(m); }
+uint64_t psim_now(struct sim_machine *m) {
+    return machine_now(m);
+}
 
 uint64_t psim_advance(struct sim_machine *m, uint64_t ns) {
     if (m->clock != SIM_CLOCK_REAL)
@@ -221,8 +266,12 @@ size_t psim_truth(struct sim_machine *m, struct psim_truth *out, size_t max) {
             if (empty(&r->account[d]))
                 continue;
             if (n < max) {
-                out[n] = (struct psim_truth){.pid = r->pid, .device = d, .killed = (uint32_t)r->killed, .start_time = r->start_time,
-                                             .attached_ns = r->attached_ns, .ended_ns = r->ended_ns};
+                out[n] = (struct psim_truth){.pid = r->pid,
+                                             .device = d,
+                                             .killed = (uint32_t)r->killed,
+                                             .start_time = r->start_time,
+                                             .attached_ns = r->attached_ns,
+                                             .ended_ns = r->ended_ns};
                 memcpy(out[n].name, r->name, sizeof out[n].name);
                 fill(&out[n], &r->account[d]);
             }
@@ -235,7 +284,8 @@ size_t psim_truth(struct sim_machine *m, struct psim_truth *out, size_t max) {
             if (empty(&p->account[d]))
                 continue;
             if (n < max) {
-                out[n] = (struct psim_truth){.pid = p->pid, .device = d, .live = 1, .start_time = p->start_time, .attached_ns = p->attached_ns};
+                out[n] = (struct psim_truth){
+                    .pid = p->pid, .device = d, .live = 1, .start_time = p->start_time, .attached_ns = p->attached_ns};
                 memcpy(out[n].name, p->name, sizeof out[n].name);
                 fill(&out[n], &p->account[d]);
             }
@@ -251,8 +301,13 @@ int psim_device_truth(struct sim_machine *m, uint32_t d, struct psim_device_trut
         return -1;
     bring_up(m);
     const struct sim_device *dev = &m->device[d];
-    *out = (struct psim_device_truth){.time_ns = dev->time_ns, .busy_ns = dev->busy_ns, .switched_ns = dev->switched_ns, .switches = dev->switches,
-                                      .energy_mj = dev->energy_mj, .kernels = dev->kernels, .memory_used = dev->memory_used};
+    *out = (struct psim_device_truth){.time_ns = dev->time_ns,
+                                      .busy_ns = dev->busy_ns,
+                                      .switched_ns = dev->switched_ns,
+                                      .switches = dev->switches,
+                                      .energy_mj = dev->energy_mj,
+                                      .kernels = dev->kernels,
+                                      .memory_used = dev->memory_used};
     memcpy(out->copy_bytes, dev->copy_bytes, sizeof out->copy_bytes);
     machine_unlock(m);
     return 0;
@@ -287,8 +342,10 @@ static void arm(struct sim_machine *m) {
     }
 }
 
-int psim_script(struct sim_machine *m, const char *call, int device, uint32_t pid, uint64_t after, uint64_t times, int code, uint64_t delay_ns) {
-    struct sim_rule rule = {.device = device, .pid = pid, .after = after, .times = times, .code = code, .delay_ns = delay_ns};
+int psim_script(struct sim_machine *m, const char *call, int device, uint32_t pid, uint64_t after, uint64_t times,
+                int code, uint64_t delay_ns) {
+    struct sim_rule rule = {
+        .device = device, .pid = pid, .after = after, .times = times, .code = code, .delay_ns = delay_ns};
     bool any = false;
     for (unsigned c = 0; c < sim_call_count; c++)
         if (call_matches(sim_call_names[c].name, call)) {

@@ -9,7 +9,8 @@ CUresult context_make(struct CUctx_st **out, int device, unsigned flags, bool pr
     REQUIRE(ctx != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     machine_enter(cuda.m);
     uint32_t mode = cuda.m->device[device].compute_mode;
-    uint32_t slot = mode == CU_COMPUTEMODE_PROHIBITED ? SIM_NONE : context_create(cuda.m, cuda.process, (uint32_t)device);
+    uint32_t slot =
+        mode == CU_COMPUTEMODE_PROHIBITED ? SIM_NONE : context_create(cuda.m, cuda.process, (uint32_t)device);
     machine_unlock(cuda.m);
     if (slot == SIM_NONE) {
         free(ctx);
@@ -55,7 +56,9 @@ void context_drop(struct CUctx_st *ctx) {
         t->depth--;
 }
 
-bool context_valid(const struct CUctx_st *ctx) { return ctx != NULL && ctx->magic == MAGIC_CONTEXT; }
+bool context_valid(const struct CUctx_st *ctx) {
+    return ctx != NULL && ctx->magic == MAGIC_CONTEXT;
+}
 
 /* --- primary contexts ------------------------------------------------------------------------------------------- */
 
@@ -168,7 +171,8 @@ CUresult CUDAAPI cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice dev
     return create(out, flags, dev);
 }
 
-CUresult CUDAAPI cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *params, int count, unsigned int flags, CUdevice dev) {
+CUresult CUDAAPI cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *params, int count, unsigned int flags,
+                                CUdevice dev) {
     ENTER_DEVICE(cuCtxCreate_v3, dev);
     REQUIRE(params == NULL && count == 0, CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
     return create(out, flags, dev);
@@ -176,7 +180,8 @@ CUresult CUDAAPI cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *params, int
 
 CUresult CUDAAPI cuCtxCreate_v4(CUcontext *out, CUctxCreateParams *params, unsigned int flags, CUdevice dev) {
     ENTER_DEVICE(cuCtxCreate_v4, dev);
-    REQUIRE(params == NULL || (params->numExecAffinityParams == 0 && params->cigParams == NULL), CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
+    REQUIRE(params == NULL || (params->numExecAffinityParams == 0 && params->cigParams == NULL),
+            CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
     return create(out, flags, dev);
 }
 

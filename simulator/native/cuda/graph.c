@@ -15,9 +15,15 @@ struct CUgraphExec_st {
     bool uploaded;
 };
 
-static bool graph_valid(const struct CUgraph_st *g) { return g != NULL && g->magic == MAGIC_GRAPH; }
-static bool node_valid(const struct CUgraphNode_st *n) { return n != NULL && n->magic == MAGIC_NODE; }
-static bool exec_valid(const struct CUgraphExec_st *e) { return e != NULL && e->magic == MAGIC_EXEC; }
+static bool graph_valid(const struct CUgraph_st *g) {
+    return g != NULL && g->magic == MAGIC_GRAPH;
+}
+static bool node_valid(const struct CUgraphNode_st *n) {
+    return n != NULL && n->magic == MAGIC_NODE;
+}
+static bool exec_valid(const struct CUgraphExec_st *e) {
+    return e != NULL && e->magic == MAGIC_EXEC;
+}
 
 /* --- building --------------------------------------------------------------------------------------------------- */
 
@@ -77,12 +83,13 @@ static void own_parameters(struct CUgraphNode_st *n) {
         return;
     n->work.parameters[0] = n->work.launch.parameter;
     n->work.parameter_pointers[0] = &n->work.parameters[0];
-    n->work.kernel.kernelParams = n->work.launch.function->length == LENGTH_PARAMETER ? n->work.parameter_pointers : NULL;
+    n->work.kernel.kernelParams =
+        n->work.launch.function->length == LENGTH_PARAMETER ? n->work.parameter_pointers : NULL;
     n->work.kernel.extra = NULL;
 }
 
-static CUresult node_add(struct CUgraph_st *g, struct CUgraphNode_st *const *deps, size_t count, const struct graph_work *work,
-                         struct CUgraphNode_st **out) {
+static CUresult node_add(struct CUgraph_st *g, struct CUgraphNode_st *const *deps, size_t count,
+                         const struct graph_work *work, struct CUgraphNode_st **out) {
     REQUIRE(graph_valid(g), CUDA_ERROR_INVALID_VALUE);
     REQUIRE(count == 0 || deps != NULL, CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; i < count; i++)
@@ -183,18 +190,27 @@ static CUresult kernel_work(struct graph_work *work, const CUDA_KERNEL_NODE_PARA
     if (work->kernel.func == NULL)
         work->kernel.func = (CUfunction)p->kern;
     CUresult rc = launch_read(&work->launch, work->kernel.func, (unsigned[3]){p->gridDimX, p->gridDimY, p->gridDimZ},
-                              (unsigned[3]){p->blockDimX, p->blockDimY, p->blockDimZ}, p->sharedMemBytes, p->kernelParams, p->extra);
+                              (unsigned[3]){p->blockDimX, p->blockDimY, p->blockDimZ}, p->sharedMemBytes,
+                              p->kernelParams, p->extra);
     REQUIRE(rc == CUDA_SUCCESS, rc);
     return CUDA_SUCCESS;
 }
 
 static CUDA_KERNEL_NODE_PARAMS from_v1(const CUDA_KERNEL_NODE_PARAMS_v1 *p) {
-    return (CUDA_KERNEL_NODE_PARAMS){.func = p->func, .gridDimX = p->gridDimX, .gridDimY = p->gridDimY, .gridDimZ = p->gridDimZ,
-                                     .blockDimX = p->blockDimX, .blockDimY = p->blockDimY, .blockDimZ = p->blockDimZ,
-                                     .sharedMemBytes = p->sharedMemBytes, .kernelParams = p->kernelParams, .extra = p->extra};
+    return (CUDA_KERNEL_NODE_PARAMS){.func = p->func,
+                                     .gridDimX = p->gridDimX,
+                                     .gridDimY = p->gridDimY,
+                                     .gridDimZ = p->gridDimZ,
+                                     .blockDimX = p->blockDimX,
+                                     .blockDimY = p->blockDimY,
+                                     .blockDimZ = p->blockDimZ,
+                                     .sharedMemBytes = p->sharedMemBytes,
+                                     .kernelParams = p->kernelParams,
+                                     .extra = p->extra};
 }
 
-CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, const CUDA_KERNEL_NODE_PARAMS *p) {
+CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                                         const CUDA_KERNEL_NODE_PARAMS *p) {
     ENTER(cuGraphAddKernelNode_v2);
     struct graph_work work;
     CUresult rc = kernel_work(&work, p);
@@ -202,7 +218,8 @@ CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph g, const CUgr
     return node_add(g, deps, count, &work, out);
 }
 
-CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, const CUDA_KERNEL_NODE_PARAMS_v1 *p) {
+CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                                      const CUDA_KERNEL_NODE_PARAMS_v1 *p) {
     ENTER(cuGraphAddKernelNode);
     REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
     CUDA_KERNEL_NODE_PARAMS p2 = from_v1(p);
@@ -228,9 +245,16 @@ CUresult CUDAAPI cuGraphKernelNodeGetParams(CUgraphNode n, CUDA_KERNEL_NODE_PARA
     CUDA_KERNEL_NODE_PARAMS k;
     CUresult rc = get_kernel(n, &k);
     REQUIRE(rc == CUDA_SUCCESS && p != NULL, rc);
-    *p = (CUDA_KERNEL_NODE_PARAMS_v1){.func = k.func, .gridDimX = k.gridDimX, .gridDimY = k.gridDimY, .gridDimZ = k.gridDimZ, .blockDimX = k.blockDimX,
-                                      .blockDimY = k.blockDimY, .blockDimZ = k.blockDimZ, .sharedMemBytes = k.sharedMemBytes,
-                                      .kernelParams = k.kernelParams, .extra = k.extra};
+    *p = (CUDA_KERNEL_NODE_PARAMS_v1){.func = k.func,
+                                      .gridDimX = k.gridDimX,
+                                      .gridDimY = k.gridDimY,
+                                      .gridDimZ = k.gridDimZ,
+                                      .blockDimX = k.blockDimX,
+                                      .blockDimY = k.blockDimY,
+                                      .blockDimZ = k.blockDimZ,
+                                      .sharedMemBytes = k.sharedMemBytes,
+                                      .kernelParams = k.kernelParams,
+                                      .extra = k.extra};
     return CUDA_SUCCESS;
 }
 
@@ -260,7 +284,8 @@ CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode n, const CUDA_KERNEL_NOD
 /* A linear copy between two unpitched pointers; arrays and pitched layouts are refused loudly by their own calls. */
 static CUresult copy_work(struct graph_work *work, const CUDA_MEMCPY3D *p) {
     REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(p->srcMemoryType != CU_MEMORYTYPE_ARRAY && p->dstMemoryType != CU_MEMORYTYPE_ARRAY, CUDA_ERROR_NOT_SUPPORTED);
+    REQUIRE(p->srcMemoryType != CU_MEMORYTYPE_ARRAY && p->dstMemoryType != CU_MEMORYTYPE_ARRAY,
+            CUDA_ERROR_NOT_SUPPORTED);
     memset(work, 0, sizeof *work);
     work->kind = WORK_COPY;
     work->copy3d = *p;
@@ -272,7 +297,8 @@ static CUresult copy_work(struct graph_work *work, const CUDA_MEMCPY3D *p) {
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, const CUDA_MEMCPY3D *p, CUcontext ctx) {
+CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                                      const CUDA_MEMCPY3D *p, CUcontext ctx) {
     ENTER(cuGraphAddMemcpyNode);
     (void)ctx;
     struct graph_work work;
@@ -288,7 +314,8 @@ CUresult CUDAAPI cuGraphMemcpyNodeGetParams(CUgraphNode n, CUDA_MEMCPY3D *p) {
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, const CUDA_MEMSET_NODE_PARAMS *p, CUcontext ctx) {
+CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                                      const CUDA_MEMSET_NODE_PARAMS *p, CUcontext ctx) {
     ENTER(cuGraphAddMemsetNode);
     (void)ctx;
     REQUIRE(p != NULL && (p->elementSize == 1 || p->elementSize == 2 || p->elementSize == 4), CUDA_ERROR_INVALID_VALUE);
@@ -303,7 +330,8 @@ CUresult CUDAAPI cuGraphMemsetNodeGetParams(CUgraphNode n, CUDA_MEMSET_NODE_PARA
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, const CUDA_HOST_NODE_PARAMS *p) {
+CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                                    const CUDA_HOST_NODE_PARAMS *p) {
     ENTER(cuGraphAddHostNode);
     REQUIRE(p != NULL && p->fn != NULL, CUDA_ERROR_INVALID_VALUE);
     struct graph_work work = {.kind = WORK_HOST, .host = p->fn, .host_data = p->userData};
@@ -316,7 +344,8 @@ CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode *out, CUgraph g, const CUgraphN
     return node_add(g, deps, count, &work, out);
 }
 
-CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, CUgraph child) {
+CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                                          CUgraph child) {
     ENTER(cuGraphAddChildGraphNode);
     REQUIRE(graph_valid(child), CUDA_ERROR_INVALID_VALUE);
     struct graph_work work = {.kind = WORK_CHILD, .child = graph_copy(child)};
@@ -332,14 +361,16 @@ CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode n, CUgraph *out) {
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, CUevent event) {
+CUresult CUDAAPI cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                                           CUevent event) {
     ENTER(cuGraphAddEventRecordNode);
     REQUIRE(event != NULL && event->magic == MAGIC_EVENT, CUDA_ERROR_INVALID_HANDLE);
     struct graph_work work = {.kind = WORK_RECORD, .event = event};
     return node_add(g, deps, count, &work, out);
 }
 
-CUresult CUDAAPI cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, CUevent event) {
+CUresult CUDAAPI cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                                         CUevent event) {
     ENTER(cuGraphAddEventWaitNode);
     REQUIRE(event != NULL && event->magic == MAGIC_EVENT, CUDA_ERROR_INVALID_HANDLE);
     struct graph_work work = {.kind = WORK_WAIT, .event = event};
@@ -347,8 +378,10 @@ CUresult CUDAAPI cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph g, const CUgr
 }
 
 /* The address exists from now on; the card's memory is taken by the first upload or launch. */
-static CUresult alloc_node(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *p) {
-    REQUIRE(p != NULL && p->bytesize > 0 && p->poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE);
+static CUresult alloc_node(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                           CUDA_MEM_ALLOC_NODE_PARAMS *p) {
+    REQUIRE(p != NULL && p->bytesize > 0 && p->poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE,
+            CUDA_ERROR_INVALID_VALUE);
     int device;
     REQUIRE(device_of(p->poolProps.location.id, &device), CUDA_ERROR_INVALID_DEVICE);
     struct graph_work work = {.kind = WORK_ALLOC, .alloc_bytes = p->bytesize, .device = device};
@@ -358,12 +391,14 @@ static CUresult alloc_node(CUgraphNode *out, CUgraph g, const CUgraphNode *deps,
     return node_add(g, deps, count, &work, out);
 }
 
-CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *p) {
+CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                                        CUDA_MEM_ALLOC_NODE_PARAMS *p) {
     ENTER(cuGraphAddMemAllocNode);
     return alloc_node(out, g, deps, count, p);
 }
 
-CUresult CUDAAPI cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, CUdeviceptr at) {
+CUresult CUDAAPI cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                                       CUdeviceptr at) {
     ENTER(cuGraphAddMemFreeNode);
     struct graph_work work = {.kind = WORK_FREE, .alloc = at};
     return node_add(g, deps, count, &work, out);
@@ -382,10 +417,18 @@ static CUresult add_node(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, s
     CUresult rc = CUDA_SUCCESS;
     switch ((int)p->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
-        CUDA_KERNEL_NODE_PARAMS k = {.func = p->kernel.func, .gridDimX = p->kernel.gridDimX, .gridDimY = p->kernel.gridDimY, .gridDimZ = p->kernel.gridDimZ,
-                                     .blockDimX = p->kernel.blockDimX, .blockDimY = p->kernel.blockDimY, .blockDimZ = p->kernel.blockDimZ,
-                                     .sharedMemBytes = p->kernel.sharedMemBytes, .kernelParams = p->kernel.kernelParams, .extra = p->kernel.extra,
-                                     .kern = p->kernel.kern, .ctx = p->kernel.ctx};
+        CUDA_KERNEL_NODE_PARAMS k = {.func = p->kernel.func,
+                                     .gridDimX = p->kernel.gridDimX,
+                                     .gridDimY = p->kernel.gridDimY,
+                                     .gridDimZ = p->kernel.gridDimZ,
+                                     .blockDimX = p->kernel.blockDimX,
+                                     .blockDimY = p->kernel.blockDimY,
+                                     .blockDimZ = p->kernel.blockDimZ,
+                                     .sharedMemBytes = p->kernel.sharedMemBytes,
+                                     .kernelParams = p->kernel.kernelParams,
+                                     .extra = p->kernel.extra,
+                                     .kern = p->kernel.kern,
+                                     .ctx = p->kernel.ctx};
         rc = kernel_work(&work, &k);
         break;
     }
@@ -394,8 +437,12 @@ static CUresult add_node(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, s
         break;
     case CU_GRAPH_NODE_TYPE_MEMSET:
         work.kind = WORK_SET;
-        work.set = (CUDA_MEMSET_NODE_PARAMS){.dst = p->memset.dst, .pitch = p->memset.pitch, .value = p->memset.value, .elementSize = p->memset.elementSize,
-                                             .width = p->memset.width, .height = p->memset.height};
+        work.set = (CUDA_MEMSET_NODE_PARAMS){.dst = p->memset.dst,
+                                             .pitch = p->memset.pitch,
+                                             .value = p->memset.value,
+                                             .elementSize = p->memset.elementSize,
+                                             .width = p->memset.width,
+                                             .height = p->memset.height};
         break;
     case CU_GRAPH_NODE_TYPE_HOST:
         work.kind = WORK_HOST;
@@ -434,12 +481,14 @@ static CUresult add_node(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, s
     return node_add(g, deps, count, &work, out);
 }
 
-CUresult CUDAAPI cuGraphAddNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count, CUgraphNodeParams *p) {
+CUresult CUDAAPI cuGraphAddNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
+                                CUgraphNodeParams *p) {
     ENTER(cuGraphAddNode);
     return add_node(out, g, deps, count, p);
 }
 
-CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *p) {
+CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, const CUgraphEdgeData *edges,
+                                   size_t count, CUgraphNodeParams *p) {
     ENTER(cuGraphAddNode_v2);
     (void)edges;
     return add_node(out, g, deps, count, p);
@@ -462,7 +511,8 @@ CUresult CUDAAPI cuGraphAddDependencies(CUgraph g, const CUgraphNode *from, cons
     return add_edges(g, from, to, count);
 }
 
-CUresult CUDAAPI cuGraphAddDependencies_v2(CUgraph g, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edges, size_t count) {
+CUresult CUDAAPI cuGraphAddDependencies_v2(CUgraph g, const CUgraphNode *from, const CUgraphNode *to,
+                                           const CUgraphEdgeData *edges, size_t count) {
     ENTER(cuGraphAddDependencies_v2);
     (void)edges;
     return add_edges(g, from, to, count);
@@ -542,7 +592,8 @@ CUresult CUDAAPI cuGraphGetEdges(CUgraph g, CUgraphNode *from, CUgraphNode *to, 
     return edges(g, from, to, count);
 }
 
-CUresult CUDAAPI cuGraphGetEdges_v2(CUgraph g, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count) {
+CUresult CUDAAPI cuGraphGetEdges_v2(CUgraph g, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data,
+                                    size_t *count) {
     ENTER(cuGraphGetEdges_v2);
     CUresult rc = edges(g, from, to, count);
     if (rc == CUDA_SUCCESS && data != NULL)
@@ -579,7 +630,8 @@ static int by_level(const void *a, const void *b) {
     return x->level < y->level ? -1 : x->level > y->level;
 }
 
-/* Levels by longest path; false when the edges make a cycle. Afterwards the nodes lie in an order that respects the edges. */
+/* Levels by longest path; false when the edges make a cycle. Afterwards the nodes lie in an order that respects the
+ * edges. */
 static bool level_nodes(struct CUgraph_st *g) {
     for (size_t i = 0; i < g->count; i++)
         g->nodes[i]->level = 0;
@@ -651,10 +703,15 @@ static bool plan_graph(struct plan *plan, struct CUgraph_st *g, int device) {
             if (last != NULL && last->kind == SIM_OP_KERNEL) {
                 uint64_t sum = last->work_ns + work;
                 if (sum > 0)
-                    last->width_ppm = (uint32_t)(((unsigned __int128)last->work_ns * last->width_ppm + (unsigned __int128)work * part) / sum);
+                    last->width_ppm = (uint32_t)(((unsigned __int128)last->work_ns * last->width_ppm +
+                                                  (unsigned __int128)work * part) /
+                                                 sum);
                 last->work_ns = sum;
                 last->kernels += kernels;
-            } else if (plan_add(plan, (struct sim_op){.kind = SIM_OP_KERNEL, .work_ns = work, .width_ppm = part ? part : 1, .kernels = kernels}) == NULL) {
+            } else if (plan_add(plan, (struct sim_op){.kind = SIM_OP_KERNEL,
+                                                      .work_ns = work,
+                                                      .width_ppm = part ? part : 1,
+                                                      .kernels = kernels}) == NULL) {
                 return false;
             }
         }
@@ -821,7 +878,10 @@ static CUresult launch_node(struct CUstream_st *s, const struct CUgraphNode_st *
         for (size_t r = 0; r < rows; r++)
             fill_bytes((char *)(uintptr_t)p->dst + r * p->pitch, &p->value, p->elementSize, p->width);
         size_t bytes = p->width * p->elementSize * rows;
-        struct sim_op op = {.kind = SIM_OP_COPY, .copy = SIM_COPY_SET, .arg = bytes, .work_ns = copy_ns(s->ctx->device, SIM_COPY_D2D, bytes)};
+        struct sim_op op = {.kind = SIM_OP_COPY,
+                            .copy = SIM_COPY_SET,
+                            .arg = bytes,
+                            .work_ns = copy_ns(s->ctx->device, SIM_COPY_D2D, bytes)};
         return submit(s, op, NULL, false);
     }
     case WORK_HOST:
@@ -831,7 +891,9 @@ static CUresult launch_node(struct CUstream_st *s, const struct CUgraphNode_st *
     case WORK_WAIT:
         if (!n->work.event->recorded)
             return CUDA_SUCCESS;
-        return submit(s, (struct sim_op){.kind = SIM_OP_WAIT, .reserved = n->work.event->slot, .arg = n->work.event->generation}, NULL, false);
+        return submit(
+            s, (struct sim_op){.kind = SIM_OP_WAIT, .reserved = n->work.event->slot, .arg = n->work.event->generation},
+            NULL, false);
     default:
         return CUDA_SUCCESS;
     }
@@ -972,7 +1034,9 @@ CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice dev) {
 
 /* --- capture ---------------------------------------------------------------------------------------------------- */
 
-bool capture_active(const struct CUstream_st *s) { return s->capture != CU_STREAM_CAPTURE_STATUS_NONE; }
+bool capture_active(const struct CUstream_st *s) {
+    return s->capture != CU_STREAM_CAPTURE_STATUS_NONE;
+}
 
 static CUresult capture_trouble(const struct CUstream_st *s) {
     return s->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
@@ -1007,7 +1071,9 @@ static CUresult capture_node(struct CUstream_st *s, const struct graph_work *wor
     return CUDA_SUCCESS;
 }
 
-CUresult capture_add(struct CUstream_st *s, const struct graph_work *work) { return capture_node(s, work, NULL); }
+CUresult capture_add(struct CUstream_st *s, const struct graph_work *work) {
+    return capture_node(s, work, NULL);
+}
 
 static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph into, const CUgraphNode *deps, size_t count) {
     struct CUstream_st *s;
@@ -1043,8 +1109,8 @@ CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mo
     return begin(stream, mode, NULL, NULL, 0);
 }
 
-CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream stream, CUgraph g, const CUgraphNode *deps, const CUgraphEdgeData *data, size_t count,
-                                             CUstreamCaptureMode mode) {
+CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream stream, CUgraph g, const CUgraphNode *deps,
+                                             const CUgraphEdgeData *data, size_t count, CUstreamCaptureMode mode) {
     ENTER(cuStreamBeginCaptureToGraph);
     (void)data;
     REQUIRE(graph_valid(g) && mode <= CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_INVALID_VALUE);
@@ -1119,7 +1185,8 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *sta
     return CUDA_SUCCESS;
 }
 
-static CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **deps, size_t *count) {
+static CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                             const CUgraphNode **deps, size_t *count) {
     REQUIRE(status != NULL, CUDA_ERROR_INVALID_VALUE);
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
@@ -1144,14 +1211,15 @@ CUresult CUDAAPI cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *
     return capture_info(handle, status, id, NULL, NULL, NULL);
 }
 
-CUresult CUDAAPI cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **deps,
-                                           size_t *count) {
+CUresult CUDAAPI cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id,
+                                           CUgraph *graph, const CUgraphNode **deps, size_t *count) {
     ENTER(cuStreamGetCaptureInfo_v2);
     return capture_info(handle, status, id, graph, deps, count);
 }
 
-CUresult CUDAAPI cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **deps,
-                                           const CUgraphEdgeData **data, size_t *count) {
+CUresult CUDAAPI cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id,
+                                           CUgraph *graph, const CUgraphNode **deps, const CUgraphEdgeData **data,
+                                           size_t *count) {
     ENTER(cuStreamGetCaptureInfo_v3);
     if (data != NULL)
         *data = NULL;
@@ -1170,12 +1238,14 @@ static CUresult set_frontier(CUstream handle, CUgraphNode *deps, size_t count, u
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *deps, size_t count, unsigned int flags) {
+CUresult CUDAAPI cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *deps, size_t count,
+                                                   unsigned int flags) {
     ENTER(cuStreamUpdateCaptureDependencies);
     return set_frontier(handle, deps, count, flags);
 }
 
-CUresult CUDAAPI cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode *deps, const CUgraphEdgeData *data, size_t count, unsigned int flags) {
+CUresult CUDAAPI cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode *deps, const CUgraphEdgeData *data,
+                                                      size_t count, unsigned int flags) {
     ENTER(cuStreamUpdateCaptureDependencies_v2);
     (void)data;
     return set_frontier(handle, deps, count, flags);
@@ -1244,7 +1314,8 @@ bool capture_implicit(const struct CUstream_st *legacy) {
 CUresult capture_forbids(void) {
     if (__builtin_expect(cuda.capturing == 0, 1))
         return CUDA_SUCCESS;
-    CUstreamCaptureMode mine = thread_state.capture_mode_set ? thread_state.capture_mode : CU_STREAM_CAPTURE_MODE_GLOBAL;
+    CUstreamCaptureMode mine =
+        thread_state.capture_mode_set ? thread_state.capture_mode : CU_STREAM_CAPTURE_MODE_GLOBAL;
     if (mine == CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_SUCCESS;
     bool forbidden = false;
@@ -1266,7 +1337,8 @@ CUresult capture_forbids(void) {
 CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
     ENTER(cuThreadExchangeStreamCaptureMode);
     REQUIRE(mode != NULL && *mode <= CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_INVALID_VALUE);
-    CUstreamCaptureMode before = thread_state.capture_mode_set ? thread_state.capture_mode : CU_STREAM_CAPTURE_MODE_GLOBAL;
+    CUstreamCaptureMode before =
+        thread_state.capture_mode_set ? thread_state.capture_mode : CU_STREAM_CAPTURE_MODE_GLOBAL;
     thread_state.capture_mode = *mode;
     thread_state.capture_mode_set = true;
     *mode = before;

@@ -3,13 +3,16 @@
 
 #include <string.h>
 
-static bool function_valid(CUfunction f) { return f != NULL && f->magic == MAGIC_FUNCTION; }
+static bool function_valid(CUfunction f) {
+    return f != NULL && f->magic == MAGIC_FUNCTION;
+}
 
 CUresult launch_read(struct launch *out, CUfunction f, const unsigned grid[3], const unsigned block[3], unsigned shared,
                      void **params, void **extra) {
     REQUIRE(function_valid(f), CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(grid[0] && grid[1] && grid[2] && block[0] && block[1] && block[2], CUDA_ERROR_INVALID_VALUE);
-    REQUIRE((uint64_t)block[0] * block[1] * block[2] <= 1024 && block[0] <= 1024 && block[1] <= 1024 && block[2] <= 64, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE((uint64_t)block[0] * block[1] * block[2] <= 1024 && block[0] <= 1024 && block[1] <= 1024 && block[2] <= 64,
+            CUDA_ERROR_INVALID_VALUE);
     REQUIRE(grid[0] <= 2147483647u && grid[1] <= 65535 && grid[2] <= 65535, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(shared <= 232448, CUDA_ERROR_INVALID_VALUE);
     out->function = f;
@@ -42,7 +45,8 @@ struct sim_op launch_op(const struct launch *l, int device) {
     uint64_t width = f->width_ppm;
     if (width == 0)
         width = blocks >= sms ? 1000000 : blocks * 1000000 / sms;
-    return (struct sim_op){.kind = SIM_OP_KERNEL, .work_ns = ns, .width_ppm = (uint32_t)(width ? width : 1), .kernels = 1};
+    return (struct sim_op){
+        .kind = SIM_OP_KERNEL, .work_ns = ns, .width_ppm = (uint32_t)(width ? width : 1), .kernels = 1};
 }
 
 CUresult sim_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
@@ -57,19 +61,28 @@ CUresult sim_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigne
     if (cooperative) {
         const struct sim_device *d = &cuda.m->device[s->ctx->device];
         uint64_t per_sm = d->threads_per_sm / (bx * by * bz);
-        REQUIRE((uint64_t)gx * gy * gz <= d->sms * (per_sm > 32 ? 32 : per_sm), CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+        REQUIRE((uint64_t)gx * gy * gz <= d->sms * (per_sm > 32 ? 32 : per_sm),
+                CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
     }
     if (__builtin_expect(capture_active(s), 0)) {
         struct graph_work work = {.kind = WORK_KERNEL, .launch = l, .device = s->ctx->device};
-        work.kernel = (CUDA_KERNEL_NODE_PARAMS){.func = f, .gridDimX = gx, .gridDimY = gy, .gridDimZ = gz, .blockDimX = bx, .blockDimY = by,
-                                                .blockDimZ = bz, .sharedMemBytes = shared, .ctx = s->ctx};
+        work.kernel = (CUDA_KERNEL_NODE_PARAMS){.func = f,
+                                                .gridDimX = gx,
+                                                .gridDimY = gy,
+                                                .gridDimZ = gz,
+                                                .blockDimX = bx,
+                                                .blockDimY = by,
+                                                .blockDimZ = bz,
+                                                .sharedMemBytes = shared,
+                                                .ctx = s->ctx};
         return capture_add(s, &work);
     }
     return submit(s, launch_op(&l, s->ctx->device), NULL, true);
 }
 
-CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
-                                unsigned int bz, unsigned int shared, CUstream stream, void **params, void **extra) {
+CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+                                unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **params,
+                                void **extra) {
     ENTER(cuLaunchKernel);
     return sim_launch(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra, false);
 }
@@ -81,25 +94,27 @@ CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **
     for (unsigned i = 0; i < c->numAttrs; i++)
         if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
             cooperative = c->attrs[i].value.cooperative != 0;
-    return sim_launch(f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes, c->hStream, params,
-                      extra, cooperative);
+    return sim_launch(f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
+                      c->sharedMemBytes, c->hStream, params, extra, cooperative);
 }
 
-CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
-                                           unsigned int bz, unsigned int shared, CUstream stream, void **params) {
+CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
+                                           unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
+                                           CUstream stream, void **params) {
     ENTER(cuLaunchCooperativeKernel);
     return sim_launch(f, gx, gy, gz, bx, by, bz, shared, stream, params, NULL, true);
 }
 
-CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
+CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count,
+                                                      unsigned int flags) {
     ENTER(cuLaunchCooperativeKernelMultiDevice);
     (void)flags;
     REQUIRE(list != NULL && count > 0, CUDA_ERROR_INVALID_VALUE);
     for (unsigned i = 0; i < count; i++) {
         const CUDA_LAUNCH_PARAMS *p = &list[i];
         REQUIRE((uintptr_t)p->hStream > 2, CUDA_ERROR_INVALID_HANDLE); /* a stream of its own for each device */
-        CUresult rc = sim_launch(p->function, p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY, p->blockDimZ, p->sharedMemBytes,
-                                 p->hStream, p->kernelParams, NULL, true);
+        CUresult rc = sim_launch(p->function, p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY,
+                                 p->blockDimZ, p->sharedMemBytes, p->hStream, p->kernelParams, NULL, true);
         REQUIRE(rc == CUDA_SUCCESS, rc);
     }
     return CUDA_SUCCESS;
@@ -178,8 +193,8 @@ static CUresult old_grid(CUfunction f, int x, int y, CUstream stream) {
     REQUIRE(x > 0 && y > 0, CUDA_ERROR_INVALID_VALUE);
     struct old_launch *o = prepare(f);
     void *params[1] = {o->parameters};
-    return sim_launch(f, (unsigned)x, (unsigned)y, 1, (unsigned)o->block[0], (unsigned)o->block[1], (unsigned)o->block[2], o->shared, stream, params,
-                      NULL, false);
+    return sim_launch(f, (unsigned)x, (unsigned)y, 1, (unsigned)o->block[0], (unsigned)o->block[1],
+                      (unsigned)o->block[2], o->shared, stream, params, NULL, false);
 }
 
 CUresult CUDAAPI cuLaunch(CUfunction f) {
@@ -215,7 +230,8 @@ CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunc
     return occupancy(blocks, f, block, shared);
 }
 
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f, int block, size_t shared, unsigned int flags) {
+CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f, int block,
+                                                                      size_t shared, unsigned int flags) {
     ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags);
     (void)flags;
     return occupancy(blocks, f, block, shared);
@@ -234,12 +250,14 @@ static CUresult potential(int *grid, int *block, CUfunction f, CUoccupancyB2DSiz
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction f, CUoccupancyB2DSize size_of, size_t shared, int limit) {
+CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction f, CUoccupancyB2DSize size_of,
+                                                  size_t shared, int limit) {
     ENTER(cuOccupancyMaxPotentialBlockSize);
     return potential(grid, block, f, size_of, shared, limit);
 }
 
-CUresult CUDAAPI cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction f, CUoccupancyB2DSize size_of, size_t shared, int limit,
+CUresult CUDAAPI cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction f,
+                                                           CUoccupancyB2DSize size_of, size_t shared, int limit,
                                                            unsigned int flags) {
     ENTER(cuOccupancyMaxPotentialBlockSizeWithFlags);
     (void)flags;

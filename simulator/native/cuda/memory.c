@@ -64,9 +64,12 @@ size_t charge_of(size_t bytes) {
     return (bytes + grain - 1) / grain * grain;
 }
 
-static size_t mapped_size(size_t bytes) { return (bytes + 4095) & ~(size_t)4095; }
+static size_t mapped_size(size_t bytes) {
+    return (bytes + 4095) & ~(size_t)4095;
+}
 
-CUresult memory_allocate(CUdeviceptr *out, size_t bytes, int device, struct CUctx_st *ctx, enum allocation_kind kind, size_t charged) {
+CUresult memory_allocate(CUdeviceptr *out, size_t bytes, int device, struct CUctx_st *ctx, enum allocation_kind kind,
+                         size_t charged) {
     REQUIRE(bytes < (size_t)1 << 46, CUDA_ERROR_OUT_OF_MEMORY);
     if (charged > 0) {
         machine_enter(cuda.m);
@@ -74,11 +77,17 @@ CUresult memory_allocate(CUdeviceptr *out, size_t bytes, int device, struct CUct
         machine_unlock(cuda.m);
         REQUIRE(ok, CUDA_ERROR_OUT_OF_MEMORY);
     }
-    void *at = mmap(NULL, mapped_size(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *at =
+        mmap(NULL, mapped_size(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     bool ok = at != MAP_FAILED;
     if (ok) {
         cuda_lock();
-        ok = allocation_add((struct allocation){.base = (uintptr_t)at, .size = bytes, .charged = charged, .kind = kind, .device = device, .ctx = ctx}) != NULL;
+        ok = allocation_add((struct allocation){.base = (uintptr_t)at,
+                                                .size = bytes,
+                                                .charged = charged,
+                                                .kind = kind,
+                                                .device = device,
+                                                .ctx = ctx}) != NULL;
         cuda_unlock();
         if (!ok)
             munmap(at, mapped_size(bytes));
@@ -121,7 +130,8 @@ CUresult memory_release(CUdeviceptr at) {
 void memory_drop_context(struct CUctx_st *ctx) { /* under our lock */
     for (size_t i = 0; i < cuda.allocation_count;) {
         struct allocation a = cuda.allocations[i];
-        if (a.ctx != ctx || a.kind == ALLOCATION_POOL || a.kind == ALLOCATION_RESERVED || a.kind == ALLOCATION_REGISTERED) {
+        if (a.ctx != ctx || a.kind == ALLOCATION_POOL || a.kind == ALLOCATION_RESERVED ||
+            a.kind == ALLOCATION_REGISTERED) {
             i++;
             continue;
         }
@@ -152,7 +162,8 @@ static CUresult pitch_alloc(CUdeviceptr *out, size_t *pitch, size_t width, size_
     return device_alloc(out, *pitch * height);
 }
 
-CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element) {
+CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
+                                    unsigned int element) {
     ENTER(cuMemAllocPitch_v2);
     return pitch_alloc(out, pitch, width, height, element);
 }
@@ -175,7 +186,8 @@ static CUresult device_free(CUdeviceptr at) {
         return CUDA_SUCCESS;
     cuda_lock();
     struct allocation *a = allocation_find((uintptr_t)at);
-    bool ours = a != NULL && a->base == (uintptr_t)at && a->kind != ALLOCATION_HOST && a->kind != ALLOCATION_REGISTERED && a->kind != ALLOCATION_RESERVED;
+    bool ours = a != NULL && a->base == (uintptr_t)at && a->kind != ALLOCATION_HOST &&
+                a->kind != ALLOCATION_REGISTERED && a->kind != ALLOCATION_RESERVED;
     enum allocation_kind kind = ours ? a->kind : ALLOCATION_DEVICE;
     struct CUctx_st *ctx = ours ? a->ctx : NULL;
     cuda_unlock();
@@ -264,8 +276,12 @@ CUresult CUDAAPI cuMemHostRegister_v2(void *at, size_t bytes, unsigned int flags
     REQUIRE(context_valid(current_context()), CUDA_ERROR_INVALID_CONTEXT);
     cuda_lock();
     bool taken = allocation_find((uintptr_t)at) != NULL;
-    bool ok = !taken && allocation_add((struct allocation){.base = (uintptr_t)at, .size = bytes, .kind = ALLOCATION_REGISTERED, .device = -1,
-                                                           .ctx = current_context(), .flags = flags}) != NULL;
+    bool ok = !taken && allocation_add((struct allocation){.base = (uintptr_t)at,
+                                                           .size = bytes,
+                                                           .kind = ALLOCATION_REGISTERED,
+                                                           .device = -1,
+                                                           .ctx = current_context(),
+                                                           .flags = flags}) != NULL;
     cuda_unlock();
     return taken ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : ok ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -365,16 +381,19 @@ CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute
     return pointer_attribute(data, attribute, at);
 }
 
-CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr at) {
+CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data,
+                                        CUdeviceptr at) {
     ENTER(cuPointerGetAttributes);
     REQUIRE(attributes != NULL && data != NULL, CUDA_ERROR_INVALID_VALUE);
     for (unsigned i = 0; i < count; i++) {
         CUresult rc = pointer_attribute(data[i], attributes[i], at);
         if (rc == CUDA_ERROR_INVALID_VALUE && data[i] != NULL) /* no pointer of ours: zeros, as the driver answers */
-            memset(data[i], 0, attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE || attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ||
-                                       attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-                                   ? 4
-                                   : 8);
+            memset(data[i], 0,
+                   attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ||
+                           attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ||
+                           attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+                       ? 4
+                       : 8);
     }
     return CUDA_SUCCESS;
 }
@@ -388,7 +407,8 @@ CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute at
 
 /* --- copies ----------------------------------------------------------------------------------------------------- */
 
-/* How many bytes from `at` on are stored, at most `bytes`; memory that is not ours is the program's and is all there. */
+/* How many bytes from `at` on are stored, at most `bytes`; memory that is not ours is the program's and is all there.
+ */
 static size_t stored(uintptr_t at, size_t bytes) {
     cuda_lock();
     const struct allocation *a = allocation_find(at);
@@ -456,7 +476,8 @@ CUresult copy_submit(struct CUstream_st *s, void *to, const void *from, size_t b
     }
     enum sim_copy kind = copy_kind(to, from);
     copy_bytes(to, from, bytes);
-    struct sim_op op = {.kind = SIM_OP_COPY, .copy = kind, .work_ns = copy_ns(s->ctx->device, kind, bytes), .arg = bytes};
+    struct sim_op op = {
+        .kind = SIM_OP_COPY, .copy = kind, .work_ns = copy_ns(s->ctx->device, kind, bytes), .arg = bytes};
     uint64_t target;
     CUresult rc = submit(s, op, &target, false);
     REQUIRE(rc == CUDA_SUCCESS, rc);
@@ -533,7 +554,8 @@ CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from
     return copy_now(AT(to), AT(from), bytes);
 }
 
-CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes, CUstream stream) {
+CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes,
+                                   CUstream stream) {
     ENTER(cuMemcpyPeerAsync);
     REQUIRE(context_valid(to_ctx) && context_valid(from_ctx), CUDA_ERROR_INVALID_CONTEXT);
     return copy_later(AT(to), AT(from), bytes, stream);
@@ -541,7 +563,8 @@ CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr
 
 /* --- memsets ---------------------------------------------------------------------------------------------------- */
 
-static CUresult set_submit(CUstream handle, CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t columns, size_t rows, bool wait) {
+static CUresult set_submit(CUstream handle, CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t columns,
+                           size_t rows, bool wait) {
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
@@ -552,12 +575,20 @@ static CUresult set_submit(CUstream handle, CUdeviceptr to, size_t pitch, unsign
     if (capture_active(s)) {
         REQUIRE(!wait, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         struct graph_work work = {.kind = WORK_SET,
-                                  .set = {.dst = to, .pitch = pitch, .value = value, .elementSize = (unsigned)width, .width = columns, .height = rows}};
+                                  .set = {.dst = to,
+                                          .pitch = pitch,
+                                          .value = value,
+                                          .elementSize = (unsigned)width,
+                                          .width = columns,
+                                          .height = rows}};
         return capture_add(s, &work);
     }
     for (size_t r = 0; r < rows; r++)
         fill_bytes((char *)AT(to) + r * pitch, &value, width, columns);
-    struct sim_op op = {.kind = SIM_OP_COPY, .copy = SIM_COPY_SET, .work_ns = copy_ns(s->ctx->device, SIM_COPY_D2D, row * rows), .arg = row * rows};
+    struct sim_op op = {.kind = SIM_OP_COPY,
+                        .copy = SIM_COPY_SET,
+                        .work_ns = copy_ns(s->ctx->device, SIM_COPY_D2D, row * rows),
+                        .arg = row * rows};
     uint64_t target;
     rc = submit(s, op, &target, false);
     REQUIRE(rc == CUDA_SUCCESS, rc);
@@ -610,17 +641,20 @@ CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t n, 
     return set_submit(stream, to, 0, value, 4, n, 1, false);
 }
 
-CUresult CUDAAPI cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream) {
+CUresult CUDAAPI cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height,
+                                   CUstream stream) {
     ENTER(cuMemsetD2D8Async);
     return set_submit(stream, to, pitch, value, 1, width, height, false);
 }
 
-CUresult CUDAAPI cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height, CUstream stream) {
+CUresult CUDAAPI cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height,
+                                    CUstream stream) {
     ENTER(cuMemsetD2D16Async);
     return set_submit(stream, to, pitch, value, 2, width, height, false);
 }
 
-CUresult CUDAAPI cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height, CUstream stream) {
+CUresult CUDAAPI cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height,
+                                    CUstream stream) {
     ENTER(cuMemsetD2D32Async);
     return set_submit(stream, to, pitch, value, 4, width, height, false);
 }
@@ -634,7 +668,8 @@ CUresult CUDAAPI cuMemAdvise_v2(CUdeviceptr at, size_t bytes, CUmem_advise advic
     return range_ok((uintptr_t)at, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuMemPrefetchAsync_v2(CUdeviceptr at, size_t bytes, CUmemLocation location, unsigned int flags, CUstream stream) {
+CUresult CUDAAPI cuMemPrefetchAsync_v2(CUdeviceptr at, size_t bytes, CUmemLocation location, unsigned int flags,
+                                       CUstream stream) {
     ENTER(cuMemPrefetchAsync_v2);
     (void)location;
     REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);

@@ -15,7 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool module_valid(const struct CUmod_st *mod) { return mod != NULL && mod->magic == MAGIC_MODULE; }
+static bool module_valid(const struct CUmod_st *mod) {
+    return mod != NULL && mod->magic == MAGIC_MODULE;
+}
 
 static void module_free(struct CUmod_st *mod) {
     for (struct CUfunc_st *f = mod->functions, *next; f != NULL; f = next) {
@@ -100,7 +102,10 @@ static CUresult load(const void *image, struct CUctx_st *ctx, struct CUmod_st **
     static const char mark[] = "poolmeter-sim-module 1";
     REQUIRE(image != NULL && out != NULL, CUDA_ERROR_INVALID_VALUE);
     if (strncmp(image, mark, sizeof mark - 1) != 0) {
-        fprintf(stderr, "poolmeter simulator: a module image that does not begin with \"%s\" cannot be loaded: the simulated card runs no device code\n", mark);
+        fprintf(stderr,
+                "poolmeter simulator: a module image that does not begin with \"%s\" cannot be loaded: the simulated "
+                "card runs no device code\n",
+                mark);
         return CUDA_ERROR_INVALID_IMAGE;
     }
     char *text = strdup(image);
@@ -126,7 +131,8 @@ static CUresult load(const void *image, struct CUctx_st *ctx, struct CUmod_st **
         else
             ok = false;
         if (!ok)
-            fprintf(stderr, "poolmeter simulator: a module image has a line that is no kernel and no global: %s\n", line);
+            fprintf(stderr, "poolmeter simulator: a module image has a line that is no kernel and no global: %s\n",
+                    line);
     }
     free(text);
     CUresult rc = ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
@@ -173,7 +179,8 @@ CUresult CUDAAPI cuModuleLoadData(CUmodule *out, const void *image) {
     return load(image, current_context(), out);
 }
 
-CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count, CUjit_option *options, void **values) {
+CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count, CUjit_option *options,
+                                    void **values) {
     ENTER(cuModuleLoadDataEx);
     (void)options;
     (void)values;
@@ -263,10 +270,12 @@ CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
     return CUDA_SUCCESS;
 }
 
-/* --- libraries: modules of no context. A CUkernel is the function itself, so either handle launches. ----------------- */
+/* --- libraries: modules of no context. A CUkernel is the function itself, so either handle launches. -----------------
+ */
 
-CUresult CUDAAPI cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, void **jit_values, unsigned int jit_count,
-                                   CUlibraryOption *options, void **values, unsigned int count) {
+CUresult CUDAAPI cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, void **jit_values,
+                                   unsigned int jit_count, CUlibraryOption *options, void **values,
+                                   unsigned int count) {
     ENTER(cuLibraryLoadData);
     (void)jit;
     (void)jit_values;
@@ -277,8 +286,9 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_optio
     return load(code, NULL, (struct CUmod_st **)out);
 }
 
-CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *jit, void **jit_values, unsigned int jit_count,
-                                       CUlibraryOption *options, void **values, unsigned int count) {
+CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *jit, void **jit_values,
+                                       unsigned int jit_count, CUlibraryOption *options, void **values,
+                                       unsigned int count) {
     ENTER(cuLibraryLoadFromFile);
     (void)jit;
     (void)jit_values;
@@ -348,7 +358,9 @@ CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr *at, size_t *bytes, CUlibrary li
     return CUDA_SUCCESS;
 }
 
-static bool kernel_valid(CUkernel k) { return k != NULL && ((struct CUfunc_st *)k)->magic == MAGIC_FUNCTION; }
+static bool kernel_valid(CUkernel k) {
+    return k != NULL && ((struct CUfunc_st *)k)->magic == MAGIC_FUNCTION;
+}
 
 CUresult CUDAAPI cuKernelGetFunction(CUfunction *out, CUkernel kernel) {
     ENTER(cuKernelGetFunction);
@@ -432,7 +444,8 @@ CUresult CUDAAPI cuKernelGetAttribute(int *value, CUfunction_attribute attribute
 }
 
 static CUresult set_attribute(struct CUfunc_st *f, CUfunction_attribute attribute, int value) {
-    REQUIRE((int)attribute >= CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && attribute < CU_FUNC_ATTRIBUTE_MAX, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE((int)attribute >= CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && attribute < CU_FUNC_ATTRIBUTE_MAX,
+            CUDA_ERROR_INVALID_VALUE);
     f->attributes[attribute] = value;
     return CUDA_SUCCESS;
 }

@@ -6,7 +6,9 @@
 
 enum { POOL_GRAIN = 2 << 20 };
 
-static bool pool_valid(const struct CUmemPoolHandle_st *p) { return p != NULL && p->magic == MAGIC_POOL; }
+static bool pool_valid(const struct CUmemPoolHandle_st *p) {
+    return p != NULL && p->magic == MAGIC_POOL;
+}
 
 static struct CUmemPoolHandle_st *pool_new(int device, bool is_default) { /* under our lock */
     struct CUmemPoolHandle_st *p = calloc(1, sizeof *p);
@@ -57,7 +59,9 @@ void pools_synchronised(void) {
     cuda_unlock();
 }
 
-static size_t rounded(size_t bytes) { return (bytes + 511) & ~(size_t)511; }
+static size_t rounded(size_t bytes) {
+    return (bytes + 511) & ~(size_t)511;
+}
 
 static CUresult pool_alloc(CUdeviceptr *out, size_t bytes, struct CUmemPoolHandle_st *p, struct CUstream_st *s) {
     size_t size = rounded(bytes);
@@ -297,7 +301,8 @@ CUresult CUDAAPI cuDeviceSetMemPool(CUdevice dev, CUmemoryPool p) {
 
 static CUresult location_device(const CUmemLocation *location, CUmemAllocationType type, int *device) {
     REQUIRE(location != NULL, CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(type == CU_MEM_ALLOCATION_TYPE_PINNED && location->type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED);
+    REQUIRE(type == CU_MEM_ALLOCATION_TYPE_PINNED && location->type == CU_MEM_LOCATION_TYPE_DEVICE,
+            CUDA_ERROR_NOT_SUPPORTED);
     REQUIRE(device_of(location->id, device), CUDA_ERROR_INVALID_DEVICE);
     return CUDA_SUCCESS;
 }

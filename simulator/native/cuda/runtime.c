@@ -29,8 +29,12 @@ static void in_child(void) {
     }
 }
 
-static void before_fork(void) { pthread_mutex_lock(&cuda.lock); }
-static void in_parent(void) { pthread_mutex_unlock(&cuda.lock); }
+static void before_fork(void) {
+    pthread_mutex_lock(&cuda.lock);
+}
+static void in_parent(void) {
+    pthread_mutex_unlock(&cuda.lock);
+}
 
 static void map_machine(void) {
     pthread_key_create(&leave_key, leave_at_exit);
@@ -92,13 +96,17 @@ CUresult sim_unimplemented(uint32_t call, const char *name) {
         __atomic_fetch_add(&m->calls[call], 1, __ATOMIC_RELAXED);
         m->unimplemented[call] = 1;
     }
-    fprintf(stderr, "poolmeter simulator: %s is not implemented by the simulated libcuda; it returns CUDA_ERROR_NOT_SUPPORTED\n", name);
+    fprintf(
+        stderr,
+        "poolmeter simulator: %s is not implemented by the simulated libcuda; it returns CUDA_ERROR_NOT_SUPPORTED\n",
+        name);
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 /* --- visible devices -------------------------------------------------------------------------------------------- */
 
-/* CUDA_VISIBLE_DEVICES: ordinals or UUID prefixes; the list ends at the first entry that names no card, or one twice. */
+/* CUDA_VISIBLE_DEVICES: ordinals or UUID prefixes; the list ends at the first entry that names no card, or one twice.
+ */
 static void read_visible(void) {
     const struct sim_machine *m = cuda.m;
     cuda.visible_count = 0;
@@ -172,7 +180,9 @@ static void at_exit(void) {
     cuda.initialised = false;
 }
 
-__attribute__((destructor)) static void unload(void) { at_exit(); }
+__attribute__((destructor)) static void unload(void) {
+    at_exit();
+}
 
 CUresult CUDAAPI cuInit(unsigned int flags) {
     if (cuda.child_of_user)
@@ -195,7 +205,8 @@ CUresult CUDAAPI cuInit(unsigned int flags) {
     machine_unlock(cuda.m);
     if (cuda.process == SIM_NONE) {
         cuda_unlock();
-        fprintf(stderr, "poolmeter simulator: the machine holds %d processes and has no room for another\n", SIM_MAX_PROCESSES);
+        fprintf(stderr, "poolmeter simulator: the machine holds %d processes and has no room for another\n",
+                SIM_MAX_PROCESSES);
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     cuda.initialised = true;
@@ -216,7 +227,8 @@ __attribute__((visibility("default"))) uint64_t poolmeter_sim_now_ns(void);
 __attribute__((visibility("default"))) void poolmeter_sim_sleep_until_ns(uint64_t ns);
 __attribute__((visibility("default"))) void poolmeter_sim_leave(void);
 
-/* CLOCK_MONOTONIC on the real clock, so that its readings compare with anybody's; else the same origin plus virtual time. */
+/* CLOCK_MONOTONIC on the real clock, so that its readings compare with anybody's; else the same origin plus virtual
+ * time. */
 uint64_t poolmeter_sim_now_ns(void) {
     const struct sim_machine *m = the_machine();
     if (m == NULL) {
@@ -518,7 +530,8 @@ CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attri
     int a, b;
     REQUIRE(device_of(from, &a) && device_of(to, &b), CUDA_ERROR_INVALID_DEVICE);
     REQUIRE(value != NULL && a != b, CUDA_ERROR_INVALID_VALUE);
-    *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED || attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_ACCESS_SUPPORTED;
+    *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED ||
+             attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_ACCESS_SUPPORTED;
     return CUDA_SUCCESS;
 }
 
@@ -577,11 +590,14 @@ CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int *value, CUexecAffinityType t
     X(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began")                     \
     X(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work")                                        \
     X(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, "dependency created on uncaptured work in another stream")                  \
-    X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "operation would make the legacy stream depend on a capturing blocking stream") \
+    X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,                                                                              \
+      "operation would make the legacy stream depend on a capturing blocking stream")                                  \
     X(CUDA_ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a capturing stream")            \
-    X(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "attempt to terminate a thread-local capture sequence from another thread") \
+    X(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,                                                                          \
+      "attempt to terminate a thread-local capture sequence from another thread")                                      \
     X(CUDA_ERROR_TIMEOUT, "wait operation timed out")                                                                  \
-    X(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, "the graph update was not performed because it included changes which violated constraints") \
+    X(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,                                                                            \
+      "the graph update was not performed because it included changes which violated constraints")                     \
     X(CUDA_ERROR_UNKNOWN, "unknown error")
 
 CUresult CUDAAPI cuGetErrorName(CUresult error, const char **text) {

@@ -28,8 +28,8 @@ enum magic {
 
 struct CUctx_st {
     uint32_t magic;
-    uint32_t slot;   /* of the machine */
-    int device;      /* of the machine, not the visible ordinal */
+    uint32_t slot; /* of the machine */
+    int device;    /* of the machine, not the visible ordinal */
     unsigned flags;
     bool primary;
     unsigned version;
@@ -69,7 +69,7 @@ struct CUevent_st {
     struct CUctx_st *ctx;
     unsigned flags;
     bool recorded;
-    uint64_t generation; /* of the newest record */
+    uint64_t generation;        /* of the newest record */
     struct CUstream_st *stream; /* of the newest record, while it lives */
     uint32_t stream_slot;
     uint32_t stream_generation;
@@ -89,7 +89,7 @@ struct CUfunc_st {
     struct CUmod_st *module;
     enum length_kind length;
     uint64_t ns;
-    bool waves; /* the length is that of one wave of blocks, one block per SM */
+    bool waves;         /* the length is that of one wave of blocks, one block per SM */
     uint32_t width_ppm; /* 0: by blocks over SMs */
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
     struct CUfunc_st *next;
@@ -217,8 +217,12 @@ void sim_leave_thread(void);
             return (code);                                                                                             \
     } while (0)
 
-static inline void cuda_lock(void) { pthread_mutex_lock(&cuda.lock); }
-static inline void cuda_unlock(void) { pthread_mutex_unlock(&cuda.lock); }
+static inline void cuda_lock(void) {
+    pthread_mutex_lock(&cuda.lock);
+}
+static inline void cuda_unlock(void) {
+    pthread_mutex_unlock(&cuda.lock);
+}
 
 /* contexts */
 static inline struct CUctx_st *current_context(void) {
@@ -254,7 +258,7 @@ CUresult sim_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigne
                     unsigned shared, CUstream stream, void **params, void **extra, bool cooperative);
 
 /* memory */
-struct allocation *allocation_find(uintptr_t at); /* locked; the one that holds the address */
+struct allocation *allocation_find(uintptr_t at);       /* locked; the one that holds the address */
 struct allocation *allocation_add(struct allocation a); /* locked */
 void allocation_remove(struct allocation *a);           /* locked */
 CUresult memory_allocate(CUdeviceptr *out, size_t bytes, int device, struct CUctx_st *ctx, enum allocation_kind kind,
@@ -264,7 +268,7 @@ void memory_drop_context(struct CUctx_st *ctx);
 size_t charge_of(size_t bytes);
 CUresult pool_of_device(int device, struct CUmemPoolHandle_st **out);
 CUresult pool_free(CUdeviceptr at);
-void copy_bytes(void *to, const void *from, size_t bytes);   /* stored parts only */
+void copy_bytes(void *to, const void *from, size_t bytes); /* stored parts only */
 void fill_bytes(void *to, const void *pattern, size_t width, size_t count);
 CUresult copy_submit(struct CUstream_st *stream, void *to, const void *from, size_t bytes, bool wait);
 uint64_t copy_ns(int device, enum sim_copy kind, size_t bytes);
@@ -272,7 +276,18 @@ enum sim_copy copy_kind(const void *to, const void *from);
 
 /* graphs and capture */
 struct graph_work {
-    enum { WORK_KERNEL, WORK_COPY, WORK_SET, WORK_HOST, WORK_EMPTY, WORK_ALLOC, WORK_FREE, WORK_CHILD, WORK_RECORD, WORK_WAIT } kind;
+    enum {
+        WORK_KERNEL,
+        WORK_COPY,
+        WORK_SET,
+        WORK_HOST,
+        WORK_EMPTY,
+        WORK_ALLOC,
+        WORK_FREE,
+        WORK_CHILD,
+        WORK_RECORD,
+        WORK_WAIT
+    } kind;
     struct launch launch;
     CUDA_KERNEL_NODE_PARAMS kernel;
     uint64_t parameters[1];
@@ -318,6 +333,7 @@ CUresult capture_wait(struct CUstream_st *stream, struct CUevent_st *event);
 bool capture_implicit(const struct CUstream_st *legacy); /* would make a capturing stream depend on the legacy one */
 CUresult capture_forbids(void); /* a call that may not be made while this thread captures in global mode */
 
-CUresult host_submit(struct CUstream_st *stream, CUhostFn fn, void *data, bool callback, CUstreamCallback cb, CUstream handle);
+CUresult host_submit(struct CUstream_st *stream, CUhostFn fn, void *data, bool callback, CUstreamCallback cb,
+                     CUstream handle);
 
 #endif

@@ -349,12 +349,15 @@ CUresult CUDAAPI cuStreamAttachMemAsync(CUstream handle, CUdeviceptr at, size_t 
 
 /* --- events ----------------------------------------------------------------------------------------------------- */
 
-static bool event_valid(CUevent e) { return e != NULL && e->magic == MAGIC_EVENT; }
+static bool event_valid(CUevent e) {
+    return e != NULL && e->magic == MAGIC_EVENT;
+}
 
 CUresult CUDAAPI cuEventCreate(CUevent *out, unsigned int flags) {
     ENTER(cuEventCreate);
     REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
-    REQUIRE((flags & ~(unsigned)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)) == 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE((flags & ~(unsigned)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)) == 0,
+            CUDA_ERROR_INVALID_VALUE);
     REQUIRE(!(flags & CU_EVENT_INTERPROCESS) || (flags & CU_EVENT_DISABLE_TIMING), CUDA_ERROR_INVALID_VALUE);
     REQUIRE(context_valid(current_context()), CUDA_ERROR_INVALID_CONTEXT);
     struct CUevent_st *e = calloc(1, sizeof *e);
@@ -571,7 +574,8 @@ static void *runner(void *unused) {
     return NULL;
 }
 
-CUresult host_submit(struct CUstream_st *s, CUhostFn fn, void *data, bool is_callback, CUstreamCallback cb, CUstream handle) {
+CUresult host_submit(struct CUstream_st *s, CUhostFn fn, void *data, bool is_callback, CUstreamCallback cb,
+                     CUstream handle) {
     struct ticket *t = calloc(1, sizeof *t);
     REQUIRE(t != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     t->stream = s;

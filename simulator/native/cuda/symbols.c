@@ -4,10 +4,12 @@
 
 #include <string.h>
 
-static CUresult find_symbol(const char *symbol, void **pfn, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
+static CUresult find_symbol(const char *symbol, void **pfn, int version, cuuint64_t flags,
+                            CUdriverProcAddressQueryResult *status) {
     REQUIRE(symbol != NULL && pfn != NULL, CUDA_ERROR_INVALID_VALUE);
-    REQUIRE((flags & ~(cuuint64_t)(CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)) == 0,
-            CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(
+        (flags & ~(cuuint64_t)(CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)) == 0,
+        CUDA_ERROR_INVALID_VALUE);
     *pfn = NULL;
     const struct sim_symbol *best = NULL, *best_own = NULL;
     bool known = false;

@@ -40,8 +40,9 @@ static void grant_turn(struct sim_machine *m) {
         const struct sim_waiter *w = &m->waiter[i];
         if (w->state == SIM_WAITER_RUNNING)
             return;
-        if (w->state == SIM_WAITER_WAITING && (best == SIM_NONE || w->wake_ns < m->waiter[best].wake_ns ||
-                                               (w->wake_ns == m->waiter[best].wake_ns && w->order < m->waiter[best].order)))
+        if (w->state == SIM_WAITER_WAITING &&
+            (best == SIM_NONE || w->wake_ns < m->waiter[best].wake_ns ||
+             (w->wake_ns == m->waiter[best].wake_ns && w->order < m->waiter[best].order)))
             best = i;
     }
     if (best == SIM_NONE)
@@ -145,4 +146,6 @@ void machine_leave(struct sim_machine *m) {
     machine_unlock(m);
 }
 
-void machine_forget_thread(void) { my_waiter = SIM_NONE; }
+void machine_forget_thread(void) {
+    my_waiter = SIM_NONE;
+}

@@ -17,7 +17,9 @@ static struct sim_op *head_op(struct sim_machine *m, uint32_t s) {
     return &m->queue[s][m->stream[s].head % SIM_QUEUE_DEPTH];
 }
 
-static bool stream_empty(const struct sim_stream *s) { return s->head == s->tail; }
+static bool stream_empty(const struct sim_stream *s) {
+    return s->head == s->tail;
+}
 
 /* --- samples ---------------------------------------------------------------------------------------------------- */
 
@@ -33,7 +35,8 @@ static void roll_period(struct sim_machine *m, uint32_t d) {
     sample->memory_percent = (uint32_t)(dev->period_copy_ns * 100 / SIM_SAMPLE_NS);
     if (sample->memory_percent > 100)
         sample->memory_percent = 100;
-    sample->power_mw = (uint32_t)(dev->idle_mw + (dev->active_mw - dev->idle_mw) * (busy > SIM_SAMPLE_NS ? SIM_SAMPLE_NS : busy) / SIM_SAMPLE_NS);
+    sample->power_mw = (uint32_t)(dev->idle_mw + (dev->active_mw - dev->idle_mw) *
+                                                     (busy > SIM_SAMPLE_NS ? SIM_SAMPLE_NS : busy) / SIM_SAMPLE_NS);
     ADD(m, dev->samples_head, 1);
     PUT(m, dev->period_busy_ns, 0);
     PUT(m, dev->period_copy_ns, 0);
@@ -103,6 +106,7 @@ static void integrate(struct sim_machine *m, uint32_t d, uint64_t t) {
         struct sim_context *c = &m->context[dev->active];
         struct sim_account *a = &m->process[c->process].account[d];
         ADD(m, dev->busy_ns, dt);
+        ADD(m, dev->sm_ns, c->width_ppm >= 1000000 ? dt : dt * c->width_ppm / 1000000u);
         ADD(m, dev->period_busy_ns, dt);
         ADD(m, a->busy_ns, dt);
         ADD(m, a->period_ns, dt);
@@ -316,7 +320,8 @@ static bool decide(struct sim_machine *m, struct sim_device *dev, uint64_t t) {
         if (other != SIM_NONE) {
             uint64_t end = dev->slice_start_ns + dev->slice_ns;
             if (t > end) /* ended while alone: renewed */
-                PUT(m, dev->slice_start_ns, dev->slice_start_ns + (t - dev->slice_start_ns) / dev->slice_ns * dev->slice_ns);
+                PUT(m, dev->slice_start_ns,
+                    dev->slice_start_ns + (t - dev->slice_start_ns) / dev->slice_ns * dev->slice_ns);
             else if (t == end)
                 begin_switch(m, dev, other, t);
         }
@@ -674,7 +679,9 @@ void stream_push(struct sim_machine *m, uint32_t s, struct sim_op op) {
     machine_commit(m);
 }
 
-bool stream_done(const struct sim_machine *m, uint32_t s, uint64_t target) { return m->stream[s].head >= target; }
+bool stream_done(const struct sim_machine *m, uint32_t s, uint64_t target) {
+    return m->stream[s].head >= target;
+}
 
 uint64_t stream_bound(const struct sim_machine *m, uint32_t s, uint64_t target, uint64_t now) {
     const struct sim_stream *st = &m->stream[s];

@@ -92,8 +92,8 @@ struct sim_machine *machine_map(const char *path, bool create, char *error, size
     }
     struct stat st;
     if (create && ftruncate(fd, (off_t)sizeof(struct sim_machine)) != 0) {
-        snprintf(error, error_size, "the machine file %s cannot be given %zu bytes: %s", path, sizeof(struct sim_machine),
-                 strerror(errno));
+        snprintf(error, error_size, "the machine file %s cannot be given %zu bytes: %s", path,
+                 sizeof(struct sim_machine), strerror(errno));
         close(fd);
         return NULL;
     }
@@ -121,15 +121,17 @@ struct sim_machine *machine_map(const char *path, bool create, char *error, size
         m->cuda_version = 13000;
         m->magic = SIM_MAGIC;
     } else if (m->magic != SIM_MAGIC || m->layout != SIM_LAYOUT || !m->ready) {
-        snprintf(error, error_size, "%s is no simulated machine of layout %u (magic %016llx, layout %u, ready %u)", path,
-                 SIM_LAYOUT, (unsigned long long)m->magic, m->layout, m->ready);
+        snprintf(error, error_size, "%s is no simulated machine of layout %u (magic %016llx, layout %u, ready %u)",
+                 path, SIM_LAYOUT, (unsigned long long)m->magic, m->layout, m->ready);
         munmap(at, sizeof(*m));
         return NULL;
     }
     return m;
 }
 
-void machine_unmap(struct sim_machine *m) { munmap(m, sizeof(*m)); }
+void machine_unmap(struct sim_machine *m) {
+    munmap(m, sizeof(*m));
+}
 
 uint64_t machine_now(const struct sim_machine *m) {
     if (m->clock == SIM_CLOCK_REAL)
@@ -137,7 +139,9 @@ uint64_t machine_now(const struct sim_machine *m) {
     return __atomic_load_n(&m->virtual_ns, __ATOMIC_ACQUIRE);
 }
 
-uint64_t machine_now_us(const struct sim_machine *m, uint64_t ns) { return m->epoch_us + ns / 1000; }
+uint64_t machine_now_us(const struct sim_machine *m, uint64_t ns) {
+    return m->epoch_us + ns / 1000;
+}
 
 /* --- processes -------------------------------------------------------------------------------------------------- */
 
@@ -217,8 +221,8 @@ static void retire(struct sim_machine *m, struct sim_process *p, bool killed) {
     struct sim_retired *r = &m->retired[m->retired_head % SIM_MAX_RETIRED];
     bool used_device = false;
     for (uint32_t d = 0; d < m->devices; d++)
-        used_device |= p->account[d].first_context_ns != 0 || p->account[d].launches != 0 || p->account[d].memory_peak != 0 ||
-                       p->account[d].refused != 0;
+        used_device |= p->account[d].first_context_ns != 0 || p->account[d].launches != 0 ||
+                       p->account[d].memory_peak != 0 || p->account[d].refused != 0;
     if (!used_device)
         return;
     memset(r, 0, sizeof *r); /* beyond the head: invisible until it moves */

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d49534d504f50ull /* "POPMSIM1" */
-#define SIM_LAYOUT 3u
+#define SIM_LAYOUT 4u
 #define SIM_ENV "POOLMETER_SIM_MACHINE"
 
 enum {
@@ -150,11 +150,11 @@ struct sim_context {
     uint32_t used;
     uint32_t process;
     uint32_t device;
-    uint32_t next;    /* next context of the device */
-    uint32_t streams; /* first stream */
-    uint32_t legacy;  /* its legacy default stream, or SIM_NONE */
+    uint32_t next;     /* next context of the device */
+    uint32_t streams;  /* first stream */
+    uint32_t legacy;   /* its legacy default stream, or SIM_NONE */
     uint32_t runnable; /* streams whose head can go on when the context has the card */
-    uint32_t waiting; /* streams whose head waits for something */
+    uint32_t waiting;  /* streams whose head waits for something */
     uint64_t overhead;
     uint64_t order;
     uint64_t width_ppm; /* sum over running kernels */
@@ -219,7 +219,8 @@ struct sim_device {
     uint32_t mig_capable, mig_mode; /* the geometry will hang off here */
     uint32_t virtualization, gpm, energy_counter, remapped_correctable, remapped_uncorrectable;
     uint32_t lost;
-    uint64_t ecc_volatile_correctable, ecc_volatile_uncorrectable, ecc_aggregate_correctable, ecc_aggregate_uncorrectable;
+    uint64_t ecc_volatile_correctable, ecc_volatile_uncorrectable, ecc_aggregate_correctable,
+        ecc_aggregate_uncorrectable;
     uint64_t clocks_event_reasons;
     /* engine */
     uint32_t engine;
@@ -235,6 +236,7 @@ struct sim_device {
     /* truth */
     uint64_t busy_ns;
     uint64_t switched_ns;
+    uint64_t sm_ns; /* busy time weighted by the part of the card in use */
     uint64_t switches;
     uint64_t energy_pj; /* below one mJ: carried */
     uint64_t energy_mj;
@@ -292,15 +294,15 @@ struct sim_machine {
     uint32_t undo_overflows;
     struct sim_undo undo[SIM_UNDO];
 
-    uint32_t clock;       /* enum sim_clock */
-    uint32_t wake_seq;    /* futex: changes when waiters must look again */
+    uint32_t clock;    /* enum sim_clock */
+    uint32_t wake_seq; /* futex: changes when waiters must look again */
     uint32_t sleepers;
     uint32_t participants_wanted;
     uint64_t participants_seen;
     uint64_t virtual_ns;
-    uint64_t epoch_us;    /* wall clock of machine time 0 */
-    uint64_t base_ns;     /* CLOCK_MONOTONIC of machine time 0 (real clock) */
-    uint64_t launch_ns;   /* virtual clock: host time a launch takes */
+    uint64_t epoch_us;  /* wall clock of machine time 0 */
+    uint64_t base_ns;   /* CLOCK_MONOTONIC of machine time 0 (real clock) */
+    uint64_t launch_ns; /* virtual clock: host time a launch takes */
     uint64_t advanced_ns;
     uint64_t liveness_ns; /* machine time up to which every process was known to live */
     uint64_t liveness_real_ns;
@@ -356,16 +358,16 @@ void machine_commit(struct sim_machine *m); /* everything changed so far stands 
 
 /* --- time ------------------------------------------------------------------------------------------------------- */
 
-uint64_t machine_now(const struct sim_machine *m); /* machine time, ns since it was made */
+uint64_t machine_now(const struct sim_machine *m);                 /* machine time, ns since it was made */
 uint64_t machine_now_us(const struct sim_machine *m, uint64_t ns); /* wall clock of a machine time */
-void machine_set_virtual(struct sim_machine *m, uint64_t ns); /* locked; explicit advance */
+void machine_set_virtual(struct sim_machine *m, uint64_t ns);      /* locked; explicit advance */
 
 /*
  * Waits, unlocked, until machine time `until_ns`, or an earlier change of the machine. Real clock: sleeps. Virtual
  * clock: the calling thread hands the turn on and comes back when it has the earliest wake-up.
  */
 void machine_wait(struct sim_machine *m, uint64_t until_ns);
-void machine_wake(struct sim_machine *m); /* waiters look again */
+void machine_wake(struct sim_machine *m);                   /* waiters look again */
 void machine_join(struct sim_machine *m, uint32_t process); /* the calling thread takes part in the virtual clock */
 void machine_leave(struct sim_machine *m);
 void machine_forget_thread(void); /* after fork: this thread is not the one that joined */
@@ -374,13 +376,15 @@ void machine_forget_thread(void); /* after fork: this thread is not the one that
 
 uint32_t process_attach(struct sim_machine *m, uint32_t pid);
 void process_detach(struct sim_machine *m, uint32_t process, bool killed);
-void process_reap(struct sim_machine *m, bool thorough); /* removes what belongs to the dead, at their last sign of life */
+void process_reap(struct sim_machine *m,
+                  bool thorough); /* removes what belongs to the dead, at their last sign of life */
 uint64_t process_start_time(uint32_t pid, char *state);
 
 /* --- engine (all locked) ---------------------------------------------------------------------------------------- */
 
 void engine_advance(struct sim_machine *m, uint64_t now);
-void engine_touch(struct sim_machine *m, uint32_t device); /* integrates it up to the time advanced to, before a read or change */
+void engine_touch(struct sim_machine *m,
+                  uint32_t device); /* integrates it up to the time advanced to, before a read or change */
 uint32_t context_create(struct sim_machine *m, uint32_t process, uint32_t device); /* SIM_NONE: no room on the card */
 void context_destroy(struct sim_machine *m, uint32_t context);
 uint32_t stream_create(struct sim_machine *m, uint32_t context, bool blocking, bool legacy, int priority);
@@ -388,11 +392,13 @@ void stream_destroy(struct sim_machine *m, uint32_t stream); /* its queue is dro
 bool stream_full(const struct sim_machine *m, uint32_t stream, uint64_t entries);
 void stream_push(struct sim_machine *m, uint32_t stream, struct sim_op op);
 bool stream_done(const struct sim_machine *m, uint32_t stream, uint64_t target); /* `target` operations are finished */
-uint64_t stream_bound(const struct sim_machine *m, uint32_t stream, uint64_t target, uint64_t now); /* not before this time */
+uint64_t stream_bound(const struct sim_machine *m, uint32_t stream, uint64_t target,
+                      uint64_t now); /* not before this time */
 uint32_t event_create(struct sim_machine *m, uint32_t context);
 void event_destroy(struct sim_machine *m, uint32_t event);
 void host_op_done(struct sim_machine *m, uint32_t stream);
-bool memory_take(struct sim_machine *m, uint32_t process, uint32_t device, uint64_t bytes); /* false: the card is full */
+bool memory_take(struct sim_machine *m, uint32_t process, uint32_t device,
+                 uint64_t bytes); /* false: the card is full */
 void memory_give(struct sim_machine *m, uint32_t process, uint32_t device, uint64_t bytes);
 uint64_t memory_free(const struct sim_machine *m, uint32_t device);
 uint64_t device_power_mw(const struct sim_machine *m, uint32_t device); /* mean over the last second */

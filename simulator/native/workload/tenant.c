@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -31,6 +32,9 @@
     X(cuModuleGetFunction, cuModuleGetFunction, CUresult, (CUfunction *, CUmodule, const char *))                      \
     X(cuStreamCreate, cuStreamCreate, CUresult, (CUstream *, unsigned))                                                \
     X(cuStreamSynchronize, cuStreamSynchronize, CUresult, (CUstream))                                                  \
+    X(cuEventCreate, cuEventCreate, CUresult, (CUevent *, unsigned))                                                   \
+    X(cuEventRecord, cuEventRecord, CUresult, (CUevent, CUstream))                                                     \
+    X(cuEventSynchronize, cuEventSynchronize, CUresult, (CUevent))                                                     \
     X(cuLaunchKernel, cuLaunchKernel, CUresult,                                                                        \
       (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **))  \
     X(cuMemAlloc, cuMemAlloc_v2, CUresult, (CUdeviceptr *, size_t))                                                    \
@@ -51,8 +55,9 @@ static const char image[] = "poolmeter-sim-module 1\nkernel spin parameter\n";
 
 struct options {
     uint64_t kernel_ns;
-    double seconds;
-    uint64_t kernels; /* 0: as many as fit the time */
+    double seconds; /* 0: until a signal comes */
+    bool counted;   /* a fixed number of kernels, else as many as fit the time */
+    uint64_t kernels;
     unsigned graph;
     unsigned long long allocate;
     unsigned processes;
@@ -108,8 +113,8 @@ static void resolve(const char *how) {
         FUNCTIONS(BY_NAME)
         return;
     }
-    CUresult (*lookup)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *) =
-        (CUresult(*)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *))dlsym(library, "cuGetProcAddress_v2");
+    CUresult (*lookup)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *) = (CUresult (*)(
+        const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *))dlsym(library, "cuGetProcAddress_v2");
     if (lookup == NULL) {
         fprintf(stderr, "poolmeter-sim-tenant: the driver has no cuGetProcAddress_v2\n");
         exit(3);
@@ -139,7 +144,9 @@ static double now(void) {
 static uint64_t (*sim_now)(void);
 static void (*sim_sleep_until)(uint64_t);
 
-static double clock_seconds(void) { return sim_now != NULL ? (double)sim_now() / 1e9 : now(); }
+static double clock_seconds(void) {
+    return sim_now != NULL ? (double)sim_now() / 1e9 : now();
+}
 
 static void pause_ns(uint64_t ns) {
     if (sim_sleep_until != NULL) {
@@ -182,10 +189,11 @@ static struct outcome run(const struct options *o) {
     double start = now();
     resolve(o->resolve);
     TRY(cu.cuInit(0));
-    sim_now = (uint64_t(*)(void))dlsym(RTLD_DEFAULT, "poolmeter_sim_now_ns");
+    sim_now = (uint64_t (*)(void))dlsym(RTLD_DEFAULT, "poolmeter_sim_now_ns");
     sim_sleep_until = (void (*)(uint64_t))dlsym(RTLD_DEFAULT, "poolmeter_sim_sleep_until_ns");
     if (sim_now == NULL) {
-        fprintf(stderr, "poolmeter-sim-tenant: the CUDA driver found is a real one; its kernels exist on the simulated card only\n");
+        fprintf(stderr, "poolmeter-sim-tenant: the CUDA driver found is a real one; its kernels exist on the simulated "
+                        "card only\n");
         out.failed = 1;
         return out;
     }
@@ -220,8 +228,21 @@ static struct outcome run(const struct options *o) {
     }
     worked = true;
     unsigned each = o->graph > 0 ? o->graph : 1;
-    for (uint64_t n = 0; !stopping; n++) {
-        if (o->kernels > 0 ? out.kernels >= o->kernels : (n % 16 == 0 || o->kernel_ns > 1000000) && clock_seconds() - start >= o->seconds)
+    /* At most two batches of about 10 ms are under way: enough to keep the card full, and little to wait for at the
+     * end. */
+    uint64_t length_ns = o->kernel_ns * each;
+    uint64_t batch = length_ns > 0 && length_ns < 10000000 ? 10000000 / length_ns : 1;
+    if (batch > 500)
+        batch = 500;
+    CUevent marks[64][2];
+    for (unsigned i = 0; i < o->streams; i++)
+        for (int k = 0; k < 2; k++)
+            TRY(cu.cuEventCreate(&marks[i][k], CU_EVENT_DISABLE_TIMING));
+    for (uint64_t n = 0; !stopping && (!o->counted || o->kernels > 0); n++) {
+        if (o->counted && out.kernels >= o->kernels)
+            break;
+        if (o->seconds > 0 && (n % 16 == 0 || length_ns > 1000000 || o->gap_ns > 0) &&
+            clock_seconds() - start >= o->seconds)
             break;
         CUstream stream = streams[n % o->streams];
         if (exec != NULL)
@@ -230,14 +251,23 @@ static struct outcome run(const struct options *o) {
             TRY(cu.cuLaunchKernel(spin, blocks, 1, 1, 128, 1, 1, 0, stream, params, NULL));
         if (o->kernel_ns > 0 || exec != NULL)
             out.kernels += each;
+        uint64_t turn = n / o->streams;
+        if ((turn + 1) % batch == 0) {
+            CUevent *mark = marks[n % o->streams];
+            uint64_t which = (turn + 1) / batch % 2;
+            TRY(cu.cuEventRecord(mark[which], stream));
+            if (turn + 1 > batch)
+                TRY(cu.cuEventSynchronize(mark[1 - which]));
+        }
         if (o->sync_every > 0 && (n + 1) % o->sync_every == 0)
             TRY(cu.cuStreamSynchronize(stream));
         if (o->gap_ns > 0 || o->kernel_ns == 0)
             pause_ns(o->gap_ns > 0 ? o->gap_ns : 10000000);
     }
     TRY(cu.cuCtxSynchronize());
-    while (o->hold && !stopping)
-        pause_ns(50000000);
+    while (o->counted && !stopping &&
+           (o->hold || (o->kernels == 0 && (o->seconds == 0 || clock_seconds() - start < o->seconds))))
+        pause_ns(o->seconds > 0 && o->seconds < 0.2 ? 5000000 : 50000000); /* holds its memory */
 done:
     out.seconds = clock_seconds() - start;
     out.failed = !worked;
@@ -252,8 +282,8 @@ static void print_outcome(const struct outcome *o, unsigned processes) {
     const char *name = NULL;
     if (o->error != 0 && cu.cuGetErrorName != NULL)
         cu.cuGetErrorName((CUresult)o->error, &name);
-    printf("{\"schema\":\"poolmeter.tenant.process/1\",\"pid\":%d,\"kernels\":%" PRIu64 ",\"wall_seconds\":%.6f,\"allocated_bytes\":%" PRIu64
-           ",\"processes\":%u,\"cuda_error\":",
+    printf("{\"schema\":\"poolmeter.tenant.process/1\",\"pid\":%d,\"kernels\":%" PRIu64
+           ",\"wall_seconds\":%.6f,\"allocated_bytes\":%" PRIu64 ",\"processes\":%u,\"cuda_error\":",
            (int)getpid(), o->kernels, o->seconds, o->allocated, processes);
     if (o->error == 0)
         printf("null}\n");
@@ -277,11 +307,14 @@ static uint64_t number(const char *text, const char *flag) {
 
 int main(int argc, char **argv) {
     static const struct option flags[] = {
-        {"kernel-us", required_argument, NULL, 'k'}, {"kernel-ns", required_argument, NULL, 'n'},  {"seconds", required_argument, NULL, 's'},
-        {"kernels", required_argument, NULL, 'c'},   {"graph", required_argument, NULL, 'g'},      {"allocate", required_argument, NULL, 'a'},
-        {"processes", required_argument, NULL, 'p'}, {"streams", required_argument, NULL, 't'},    {"gap-us", required_argument, NULL, 'i'},
-        {"sync-every", required_argument, NULL, 'y'}, {"device", required_argument, NULL, 'd'},    {"blocks", required_argument, NULL, 'b'},
-        {"resolve", required_argument, NULL, 'r'},   {"hold", no_argument, NULL, 'h'},             {NULL, 0, NULL, 0},
+        {"kernel-us", required_argument, NULL, 'k'}, {"kernel-ns", required_argument, NULL, 'n'},
+        {"seconds", required_argument, NULL, 's'},   {"kernels", required_argument, NULL, 'c'},
+        {"graph", required_argument, NULL, 'g'},     {"allocate", required_argument, NULL, 'a'},
+        {"processes", required_argument, NULL, 'p'}, {"streams", required_argument, NULL, 't'},
+        {"gap-us", required_argument, NULL, 'i'},    {"sync-every", required_argument, NULL, 'y'},
+        {"device", required_argument, NULL, 'd'},    {"blocks", required_argument, NULL, 'b'},
+        {"resolve", required_argument, NULL, 'r'},   {"hold", no_argument, NULL, 'h'},
+        {"die-with-parent", no_argument, NULL, 'x'}, {NULL, 0, NULL, 0},
     };
     struct options o = {.kernel_ns = 1000000, .seconds = 1, .processes = 1, .streams = 1, .resolve = "gpa"};
     for (int c; (c = getopt_long(argc, argv, "", flags, NULL)) != -1;) {
@@ -302,6 +335,7 @@ int main(int argc, char **argv) {
             break;
         }
         case 'c':
+            o.counted = true;
             o.kernels = number(optarg, "kernels");
             break;
         case 'g':
@@ -334,12 +368,19 @@ int main(int argc, char **argv) {
         case 'h':
             o.hold = true;
             break;
+        case 'x':
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() == 1)
+                return 3;
+            break;
         default:
             return 2;
         }
     }
     if (o.streams < 1 || o.streams > 64 || o.processes < 1 || o.processes > 256) {
-        fprintf(stderr, "poolmeter-sim-tenant: --streams is %u (1 to 64 expected), --processes is %u (1 to 256 expected)\n", o.streams, o.processes);
+        fprintf(stderr,
+                "poolmeter-sim-tenant: --streams is %u (1 to 64 expected), --processes is %u (1 to 256 expected)\n",
+                o.streams, o.processes);
         return 2;
     }
     signal(SIGTERM, stop);
@@ -355,6 +396,7 @@ int main(int argc, char **argv) {
     for (unsigned i = 0; i < o.processes; i++) {
         children[i] = fork();
         if (children[i] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
             struct outcome out = run(&o);
             if (!out.failed || out.error != 0)
                 print_outcome(&out, o.processes);
