@@ -20,6 +20,8 @@ from poolmeter.report import write_whole
 
 READY_TIMEOUT_S = 60.0
 RESTART_PAUSE_S = 1.0
+# A daemon that has run this long starts with the short pause again.
+SETTLED_S = 60.0
 # Long enough for a collector that pulls every second to fetch and acknowledge the last records.
 LINGER_S = 20.0
 
@@ -48,11 +50,13 @@ class Daemon:
     stopping: bool = False
     restarts: int = 0
     restart_at: float = 0.0
+    started_at: float = 0.0
 
     def start(self) -> None:
         """Start it in its own process group, its output appended to its log."""
         if self.ready is not None:
             self.ready.unlink(missing_ok=True)
+        self.started_at = time.monotonic()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "poolmeter.cli", *self.arguments],
@@ -115,6 +119,7 @@ class Pool:
     collector_port: int = 0
     dashboard_port: int | None = None
     interval_s: float = 1.0
+    restart_pause_s: float = RESTART_PAUSE_S
     daemons: dict[str, Daemon] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -169,12 +174,14 @@ class Pool:
         for daemon in self.daemons.values():
             if daemon.process is None or daemon.stopping or daemon.process.poll() is None:
                 continue
+            now = time.monotonic()
             if daemon.restart_at == 0.0:
-                daemon.restart_at = time.monotonic() + min(30.0, RESTART_PAUSE_S * 2**daemon.restarts)
+                daemon.restarts = 0 if now - daemon.started_at > SETTLED_S else daemon.restarts
+                daemon.restart_at = now + min(30.0, self.restart_pause_s * 2.0 ** min(daemon.restarts, 10))
                 sys.stderr.write(
                     f"poolmeter: {daemon.name} ended with status {daemon.process.returncode} ({daemon.last_words()}); it is started again\n"
                 )
-            elif time.monotonic() >= daemon.restart_at:
+            elif now >= daemon.restart_at:
                 daemon.restarts += 1
                 daemon.restart_at = 0.0
                 daemon.start()

@@ -1,0 +1,177 @@
+// A tenant whose device time is known: kernels of a fixed amount of work that note on the card when they began and ended.
+//
+//   spin --kernel-us N --seconds S [--pattern stream|sync|graph|streams] [--blocks-per-sm B] [--gap-us N] [--allocate BYTES]
+//
+// Prints one JSON line: kernels, truth_ns (union of the kernels' own spans by %globaltimer: what the card worked for us when alone),
+// wall_ns, launch_ns (host time per launch), allocated_bytes, error. The work is arithmetic, not a wait for a clock, so a kernel that
+// shares the card takes longer and does no less.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <string>
+#include <vector>
+
+struct Span {
+    unsigned long long begin, end;
+};
+
+// One per stream; kernels of a stream follow each other, so all blocks of a kernel read the same `index`.
+struct Log {
+    unsigned int index, finished;
+};
+
+__device__ __forceinline__ unsigned long long device_now() {
+    unsigned long long t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+
+__global__ void spin(unsigned long long rounds, Log *log, Span *spans, unsigned int capacity, float *sink) {
+    __shared__ unsigned int index;
+    if (threadIdx.x == 0) {
+        index = *(volatile unsigned int *)&log->index;
+        if (index < capacity) atomicMin(&spans[index].begin, device_now());
+    }
+    __syncthreads();
+    float a = 1.0f + threadIdx.x * 1e-6f;
+    for (unsigned long long i = 0; i < rounds; i++) {
+#pragma unroll
+        for (int k = 0; k < 16; k++) a = fmaf(a, 0.999f, 1e-7f);
+    }
+    if (a == 123.456f) *sink = a;  // never: it keeps the loop
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (index < capacity) atomicMax(&spans[index].end, device_now());
+        __threadfence();
+        if (atomicAdd(&log->finished, 1u) == gridDim.x - 1) {
+            log->finished = 0;
+            __threadfence();
+            log->index = index + 1;
+        }
+    }
+}
+
+static void check(cudaError_t status, const char *what) {
+    if (status == cudaSuccess) return;
+    printf("{\"error\": \"%s: %s\"}\n", what, cudaGetErrorName(status));
+    exit(1);
+}
+#define CHECK(call) check(call, #call)
+
+static uint64_t host_now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+
+int main(int argc, char **argv) {
+    double kernel_us = 1000, seconds = 3, gap_us = 0;
+    long blocks_per_sm = 1;
+    unsigned long long allocate = 0;
+    std::string pattern = "stream";
+    for (int i = 1; i + 1 < argc; i += 2) {
+        std::string flag = argv[i], value = argv[i + 1];
+        if (flag == "--kernel-us") kernel_us = atof(value.c_str());
+        else if (flag == "--seconds") seconds = atof(value.c_str());
+        else if (flag == "--gap-us") gap_us = atof(value.c_str());
+        else if (flag == "--blocks-per-sm") blocks_per_sm = atol(value.c_str());
+        else if (flag == "--allocate") allocate = strtoull(value.c_str(), nullptr, 10);
+        else if (flag == "--pattern") pattern = value;
+        else return fprintf(stderr, "spin: unknown flag %s\n", flag.c_str()), 2;
+    }
+    int multiprocessors = 0;
+    CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+    const unsigned int blocks = multiprocessors * blocks_per_sm, threads = 128;
+    const int streams = pattern == "streams" ? 4 : 1, nodes = 20;
+    const unsigned int capacity = (unsigned int)std::min(4e6, seconds * 1e6 / kernel_us * 1.5 + 100000);
+
+    unsigned long long allocated = 0;
+    void *extra = nullptr;
+    const char *error = nullptr;
+    if (allocate) {
+        cudaError_t status = cudaMalloc(&extra, allocate);
+        if (status == cudaSuccess) allocated = allocate;
+        else error = cudaGetErrorName(status), cudaGetLastError();
+    }
+    float *sink;
+    Log *logs;
+    Span *spans;
+    CHECK(cudaMalloc(&sink, 4));
+    CHECK(cudaMalloc(&logs, streams * sizeof(Log)));
+    CHECK(cudaMalloc(&spans, sizeof(Span) * capacity * streams));
+    CHECK(cudaMemset(logs, 0, streams * sizeof(Log)));
+    std::vector<Span> host((size_t)capacity * streams, Span{~0ull, 0});
+    CHECK(cudaMemcpy(spans, host.data(), host.size() * sizeof(Span), cudaMemcpyHostToDevice));
+    std::vector<cudaStream_t> queue(streams);
+    for (auto &stream : queue) CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+
+    // How many rounds make the wanted length: doubled until long enough to time, then scaled.
+    cudaEvent_t before, after;
+    CHECK(cudaEventCreate(&before));
+    CHECK(cudaEventCreate(&after));
+    unsigned long long rounds = 64;
+    float ms = 0;
+    for (;;) {
+        CHECK(cudaEventRecord(before, queue[0]));
+        spin<<<blocks, threads, 0, queue[0]>>>(rounds, &logs[0], spans, capacity, sink);
+        CHECK(cudaEventRecord(after, queue[0]));
+        CHECK(cudaEventSynchronize(after));
+        CHECK(cudaEventElapsedTime(&ms, before, after));
+        if (ms > 20) break;
+        rounds *= 2;
+    }
+    rounds = std::max(1ull, (unsigned long long)(rounds * (kernel_us / 1000.0 / ms)));
+
+    cudaGraphExec_t graph = nullptr;
+    if (pattern == "graph") {
+        cudaGraph_t captured;
+        CHECK(cudaStreamBeginCapture(queue[0], cudaStreamCaptureModeGlobal));
+        for (int i = 0; i < nodes; i++) spin<<<blocks, threads, 0, queue[0]>>>(rounds, &logs[0], spans, capacity, sink);
+        CHECK(cudaStreamEndCapture(queue[0], &captured));
+        CHECK(cudaGraphInstantiate(&graph, captured, 0));
+    }
+    // Enough work in flight to keep the card busy, little enough to stop in time.
+    const int batch = std::max(1, (int)(20000 / (kernel_us * (graph ? nodes : 1))));
+    std::vector<cudaEvent_t> fence(2);
+    for (auto &event : fence) CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    uint64_t began = host_now(), launching = 0, launches = 0;
+    const uint64_t stop = began + (uint64_t)(seconds * 1e9);
+    for (int turn = 0; host_now() < stop; turn ^= 1) {
+        for (int i = 0; i < batch; i++) {
+            for (int s = 0; s < streams; s++) {
+                uint64_t t = host_now();
+                if (graph) CHECK(cudaGraphLaunch(graph, queue[s]));
+                else spin<<<blocks / streams, threads, 0, queue[s]>>>(rounds, &logs[s], spans + (size_t)capacity * s, capacity, sink);
+                launching += host_now() - t;
+                launches++;
+            }
+            if (pattern == "sync" || gap_us > 0) {
+                CHECK(cudaStreamSynchronize(queue[0]));
+                for (uint64_t until = host_now() + (uint64_t)(gap_us * 1e3); host_now() < until;) {}
+            }
+        }
+        CHECK(cudaEventRecord(fence[turn], queue[0]));
+        CHECK(cudaEventSynchronize(fence[turn ^ 1]));
+    }
+    CHECK(cudaDeviceSynchronize());
+    uint64_t wall = host_now() - began;
+    CHECK(cudaMemcpy(host.data(), spans, host.size() * sizeof(Span), cudaMemcpyDeviceToHost));
+    std::vector<Span> done;
+    for (const Span &span : host)
+        if (span.end) done.push_back(span);
+    std::sort(done.begin(), done.end(), [](const Span &a, const Span &b) { return a.begin < b.begin; });
+    unsigned long long truth = 0, covered = 0;
+    for (const Span &span : done) {
+        unsigned long long from = std::max(covered, span.begin);
+        if (span.end > from) truth += span.end - from, covered = span.end;
+    }
+    printf("{\"kernels\": %zu, \"truth_ns\": %llu, \"wall_ns\": %llu, \"launch_ns\": %.1f, \"allocated_bytes\": %llu, \"error\": %s%s%s}\n",
+           done.size(), truth, (unsigned long long)wall, (double)launching / std::max<uint64_t>(1, launches), allocated,
+           error ? "\"" : "", error ? error : "null", error ? "\"" : "");
+    return 0;
+}

@@ -1,0 +1,45 @@
+"""A PyTorch training step in a loop: a small transformer block, its steps counted for a number of seconds. One JSON line."""
+
+import argparse
+import json
+import time
+
+import torch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=0, help="a fixed number instead of seconds")
+    args = parser.parse_args()
+    torch.manual_seed(7)
+    layer = torch.nn.TransformerEncoderLayer(args.width, 16, 4 * args.width, batch_first=True, dropout=0.0)
+    model = torch.nn.Sequential(layer, torch.nn.Linear(args.width, args.width)).cuda()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    data = torch.randn(args.batch, 256, args.width, device="cuda")
+
+    def step() -> torch.Tensor:
+        optimiser.zero_grad(set_to_none=True)
+        loss = (model(data) - data).square().mean()
+        loss.backward()
+        optimiser.step()
+        return loss
+
+    for _ in range(5):
+        loss = step()
+    torch.cuda.synchronize()
+    began, steps = time.monotonic(), 0
+    while steps < args.steps if args.steps else time.monotonic() - began < args.seconds:
+        loss = step()
+        steps += 1
+        if steps % 10 == 0:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    wall = time.monotonic() - began
+    peak = torch.cuda.max_memory_allocated()
+    print(json.dumps({"steps": steps, "wall_s": wall, "steps_per_s": steps / wall, "loss": float(loss), "peak_bytes": peak}))
+
+
+main()

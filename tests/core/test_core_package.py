@@ -1,0 +1,53 @@
+"""The wheel holds what the tree holds, and nothing else."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPONENTS = ("exporter", "collector", "accounting", "enforcer", "simulator", "dashboards", "alerts")
+NATIVE = {"libpoolmeter_hook.so", "libpoolmeter_pages.so", "libpoolmeter_sim.so", "sim/libcuda.so.1", "sim/libnvidia-ml.so.1"}
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    folder = tmp_path_factory.mktemp("wheel")
+    uv = Path(sys.executable).parent / "uv"
+    words = [str(uv), "build", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(folder), str(ROOT)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        return {name for name in wheel.namelist() if not name.endswith("/")}
+
+
+def test_every_module_is_in_the_wheel_once(names: set[str]) -> None:
+    modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/poolmeter").rglob("*.py")}
+    for component in COMPONENTS:
+        modules |= {f"poolmeter/{path.relative_to(ROOT)}" for path in (ROOT / component).rglob("*.py")}
+    modules = {name for name in modules if "__pycache__" not in name}
+    assert {name for name in names if name.endswith(".py") and name.startswith("poolmeter/")} == modules
+
+
+def test_the_native_parts_are_in_the_wheel(names: set[str]) -> None:
+    assert {f"poolmeter/native/{name}" for name in NATIVE} <= names
+
+
+def test_every_file_a_component_reads_is_in_the_wheel(names: set[str]) -> None:
+    data = {f"poolmeter/{path.relative_to(ROOT)}" for component in COMPONENTS for path in (ROOT / component).rglob("*.toml")}
+    assert data and data <= names
+
+
+def test_nothing_else_is_in_the_wheel(names: set[str]) -> None:
+    foreign = {name for name in names if not name.startswith("poolmeter/") and ".dist-info/" not in name}
+    assert foreign == set()
+    assert not {name for name in names if "/tests/" in name or name.endswith((".pyc", ".o"))}
+
+
+def test_links_are_links() -> None:
+    """A clone without symbolic links holds text files here, and nothing imports."""
+    for component in COMPONENTS:
+        link = ROOT / "src" / "poolmeter" / component
+        assert link.is_symlink() and link.resolve() == ROOT / component, f"{link} is no link: clone with core.symlinks=true"
