@@ -1,9 +1,11 @@
 """The newest snapshot of each node as rows of the `now_*` tables."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from poolmeter.collector.tables import NOW_TYPES, TABLES, record_fields, schema_of
+from poolmeter.errors import DataError
 from poolmeter.model.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -11,6 +13,24 @@ if TYPE_CHECKING:
 
 NOW_TABLES = ("now_nodes", *NOW_TYPES)
 _PARTS = {"now_devices": "devices", "now_slices": "slices", "now_processes": "processes", "now_sources": "sources"}
+
+
+@dataclass(frozen=True)
+class Newest:
+    """A node's newest snapshot, and its rows."""
+
+    snapshot: Snapshot
+    tables: dict[str, "pa.Table"]
+
+
+def newest(snapshot: Snapshot) -> Newest:
+    """A snapshot that the store can hold. Raises DataError on a number past 64 bits or text that is no Unicode."""
+    import pyarrow as pa
+
+    try:
+        return Newest(snapshot, now_tables(snapshot))
+    except (pa.ArrowException, OverflowError, ValueError) as error:
+        raise DataError(f"snapshot of node {snapshot.node!r:.80} cannot be stored: {str(error).splitlines()[0]:.120}") from None
 
 
 def now_tables(snapshot: Snapshot) -> dict[str, "pa.Table"]:

@@ -116,6 +116,7 @@ def publish_records(root: Path, records: Sequence[UsageRecord], snapshots: Seque
     from poolmeter import arrow
     from poolmeter.clock import SystemClock
     from poolmeter.collector.check import Expected, check_usage
+    from poolmeter.collector.now import newest
     from poolmeter.collector.store import Batch, NodeRow, Store
 
     now = SystemClock().wall_us() if now_us is None else now_us
@@ -127,12 +128,12 @@ def publish_records(root: Path, records: Sequence[UsageRecord], snapshots: Seque
         found.sort(key=lambda record: record.sequence)
         expected = Expected(node, epoch, found[-1].sequence, now)
         batches.append(Batch(node, epoch, check_usage(arrow.to_table(found), expected), now))
-    newest = {snapshot.node: snapshot for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.taken_us)}
-    epochs = {batch.node: batch.epoch for batch in batches} | {node: snapshot.epoch for node, snapshot in newest.items()}
+    last = {snapshot.node: snapshot for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.taken_us)}
+    epochs = {batch.node: batch.epoch for batch in batches} | {node: snapshot.epoch for node, snapshot in last.items()}
     nodes = []
     for node, epoch in epochs.items():
-        snapshot = newest.get(node)
+        snapshot = last.get(node)
         pool, simulated = (snapshot.pool, snapshot.simulated) if snapshot else (None, None)
         nodes.append(NodeRow(f"records:{node}", node, epoch, now, "up", None, pool, simulated))
     with Store(root) as store:
-        store.publish(batches, newest, nodes, now)
+        store.publish(batches, [newest(snapshot) for snapshot in last.values()], nodes, now)

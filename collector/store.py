@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from poolmeter.clock import SystemClock
 from poolmeter.collector.catalog import current_name, generation_of, open_catalog
 from poolmeter.collector.check import Checked
-from poolmeter.collector.now import NOW_TABLES, now_tables, rows_to_table
+from poolmeter.collector.now import NOW_TABLES, Newest, rows_to_table
 from poolmeter.collector.publication import name_current, write_catalog
 from poolmeter.collector.segments import FOLDER, TEMPORARY, Segment, day_of, split_days, sync_folder, sync_folders, write_segment
 from poolmeter.collector.sequences import Ranges
 from poolmeter.collector.tables import DAY_SOURCES, STORE_VERSION, TABLES, SegmentKind, arrow_schema
 from poolmeter.errors import BadInput, DataError, PoolmeterError, Unavailable
-from poolmeter.model.snapshot import Snapshot
 from poolmeter.model.usage import RecordKind
 from poolmeter.model.wire import SCHEMA_VERSION
 
@@ -147,16 +146,20 @@ class Store:
     def publish(
         self,
         batches: Sequence[Batch] = (),
-        snapshots: Mapping[str, Snapshot] | None = None,
+        snapshots: Sequence[Newest] = (),
         nodes: Sequence[NodeRow] = (),
         now_us: int | None = None,
+        forget: Collection[str] = (),
     ) -> Published:
-        """Store what is new in `batches` and the newest snapshots and node states, durably, all or nothing. Raises Unavailable."""
+        """Store what is new in `batches`, the newest snapshots and node states, durably, all or nothing. Raises Unavailable.
+
+        `forget` names the URLs of exporters that are configured no more.
+        """
         with self._mutex:
             written: list[Segment] = []
             now = SystemClock().wall_us() if now_us is None else now_us
             try:
-                return self._publish(batches, snapshots or {}, nodes, now, written)
+                return self._publish(batches, snapshots, nodes, now, written, frozenset(forget))
             except Exception as error:
                 self._forget(written)
                 raise self._unwritable(error) from error
@@ -197,25 +200,31 @@ class Store:
                     path.parent.rmdir()  # only an empty day goes
 
     def _publish(
-        self, batches: Sequence[Batch], snapshots: Mapping[str, Snapshot], nodes: Sequence[NodeRow], now_us: int, written: list[Segment]
+        self,
+        batches: Sequence[Batch],
+        snapshots: Sequence[Newest],
+        nodes: Sequence[NodeRow],
+        now_us: int,
+        written: list[Segment],
+        forget: frozenset[str],
     ) -> Published:
         import pyarrow as pa
 
         state = self._state
         sequences = dict(state.sequences)
-        fresh, bad, known = [], [], 0
+        fresh, bad, known = [], list[dict[str, Any]](), 0
         for batch in batches:
-            table, rows, dropped = _unknown_rows(batch, sequences)
+            table, wrong, dropped = _unknown_rows(batch, sequences)
             fresh.append(table)
-            bad += rows
+            bad += wrong
             known += dropped
         wide = pa.concat_tables(fresh) if fresh else None
         counts: dict[RecordKind, int] = {}
         for kind in RecordKind if wide is not None and wide.num_rows else ():
             segment_kind = SegmentKind(kind.value)
-            for day, rows in split_days(segment_kind, wide).items():
-                written.append(write_segment(self.root, segment_kind, day, rows, "minute_us"))
-                counts[kind] = counts.get(kind, 0) + rows.num_rows
+            for day, part in split_days(segment_kind, wide).items():
+                written.append(write_segment(self.root, segment_kind, day, part, "minute_us"))
+                counts[kind] = counts.get(kind, 0) + part.num_rows
                 self._on_step("segment")
         if bad:
             table = pa.Table.from_pylist(bad, schema=arrow_schema(SegmentKind.QUARANTINE))
@@ -230,16 +239,22 @@ class Store:
             for file, segment in state.segments.items()
             if segment.kind not in DAY_SOURCES or (DAY_SOURCES[segment.kind], segment.day) not in touched
         } | {segment.file: segment for segment in written}
-        newer = {node: snapshot for node, snapshot in snapshots.items() if snapshot.taken_us >= _taken_us(state.now.get(node))}
+        rows = {url: row for url, row in state.nodes.items() if url not in forget}
+        rows |= {row.url: replace(row, last_sequence=_last(sequences, row)) for row in nodes}
+        now = state.now
+        if forget:
+            # A snapshot of a node that nobody asks any more is an old number.
+            named = {row.node for row in rows.values()}
+            now = {node: tables for node, tables in now.items() if node in named}
         self._commit(
             replace(
                 state,
                 published_us=now_us,
                 segments=segments,
                 sequences=sequences,
-                nodes=state.nodes | {row.url: replace(row, last_sequence=_last(sequences, row)) for row in nodes},
-                devices=_with_devices(state.devices, wide, newer),
-                now=state.now | {node: now_tables(snapshot) for node, snapshot in newer.items()},
+                nodes=rows,
+                devices=_with_devices(state.devices, wide, snapshots),
+                now=now | {newest.snapshot.node: newest.tables for newest in snapshots},
             )
         )
         self.trouble = None
@@ -376,12 +391,8 @@ def _last(sequences: Mapping[tuple[str, str], Ranges], row: NodeRow) -> int | No
     return ranges.last if ranges else row.last_sequence
 
 
-def _taken_us(tables: Mapping[str, "pa.Table"] | None) -> int:
-    return -1 if tables is None else int(tables["now_nodes"].column("taken_us")[0].as_py())
-
-
 def _with_devices(
-    devices: dict[tuple[str, str], DeviceRow], wide: "pa.Table | None", snapshots: Mapping[str, Snapshot]
+    devices: dict[tuple[str, str], DeviceRow], wide: "pa.Table | None", snapshots: Sequence[Newest]
 ) -> dict[tuple[str, str], DeviceRow]:
     import pyarrow.compute as pc
 
@@ -396,7 +407,7 @@ def _with_devices(
                 row["minute_us_min"], row["minute_us_max"],
             )  # fmt: skip
             out[key] = _merged(out.get(key), seen)
-    for snapshot in snapshots.values():
+    for snapshot in (newest.snapshot for newest in snapshots):
         for device in snapshot.devices:
             key = (snapshot.node, device.uuid)
             seen = DeviceRow(
