@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolmeter.accounting import measures
-from poolmeter.accounting.dimensions import COLUMNS, DEVICE_FIELDS, LABEL_FIELDS, Calendar, Filters, day_text, hour_text, sort_key
+from poolmeter.accounting.dimensions import (
+    COLUMNS,
+    DEVICE_FIELDS,
+    EVERYTHING,
+    LABEL_FIELDS,
+    Calendar,
+    Filters,
+    day_text,
+    hour_text,
+    sort_key,
+)
 from poolmeter.accounting.measures import Measures
 from poolmeter.accounting.plans import PricePlan, demo_plan, load_plan
 from poolmeter.accounting.rating import LINES, Charge, money, rate
@@ -24,7 +34,7 @@ _TOTAL_OF = {"usage": "tenants", "idle": "idle", "unallocated": "unallocated", "
 
 
 def chargeback_report(
-    root: Path, period: Period, plan: PricePlan, by: tuple[str, ...] = ("tenant",), filters: Filters = Filters(), basis: str | None = None
+    root: Path, period: Period, plan: PricePlan, by: tuple[str, ...] = ("tenant",), filters: Filters = EVERYTHING, basis: str | None = None
 ) -> Report:
     """The bill of a period, a row per line and combination of the `by` fields.
 

@@ -40,6 +40,9 @@ class Filters:
         return {name: values for name in ("tenant", "node", "pool") if (values := getattr(self, name))}
 
 
+EVERYTHING = Filters()
+
+
 def parse_by(text: str) -> tuple[str, ...]:
     """The fields of `--by`, in the order given. Raises BadInput on an unknown, empty or repeated one."""
     names = tuple(part.strip() for part in text.split(","))

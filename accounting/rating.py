@@ -7,7 +7,7 @@ out. Ties go to the older allocation: to the smaller allocation id, then to the 
 docs/decisions/rounding.md gives the reasons.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 
@@ -61,9 +61,9 @@ def rate(shares: Iterable[Share], plan: PricePlan) -> list[Charge]:
 
 def day_total(weight: int, minor_digits: int) -> int:
     """A day's cost in the smallest unit: `weight` is device-microseconds x price x 10^PRICE_DECIMALS, rounded half to even."""
-    divisor = HOUR_US * 10**PRICE_DECIMALS
+    divisor: int = HOUR_US * 10**PRICE_DECIMALS
     whole, rest = divmod(weight * 10**minor_digits, divisor)
-    return whole + (2 * rest > divisor or (2 * rest == divisor and whole % 2))
+    return whole + int(2 * rest > divisor or (2 * rest == divisor and whole % 2 == 1))
 
 
 def money(amount: int, minor_digits: int) -> Decimal:
@@ -88,7 +88,7 @@ def _deal(amount: int, charges: list[Charge], depth: int) -> None:
         _deal(part, group, depth + 1)
 
 
-_STEPS = (
+_STEPS: tuple[Callable[[Share], object], ...] = (
     lambda share: (share.line, share.tenant),
     lambda share: share.labels,
     lambda share: share.device,

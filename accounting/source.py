@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from poolmeter.accounting.dimensions import COLUMNS, Filters
+from poolmeter.collector.catalog import open_catalog
 from poolmeter.errors import BadInput, DataError, Unavailable
 from poolmeter.period import Period, rfc3339
 
@@ -20,8 +21,6 @@ def ask(root: Path, question: "Callable[[duckdb.DuckDBPyConnection], T]") -> T:
     Raises Unavailable when there is no store, DataError when it has another version.
     """
     import duckdb
-
-    from poolmeter.collector.catalog import open_catalog
 
     for last in (False, True):
         with open_catalog(root) as connection:
@@ -41,7 +40,8 @@ def rows_of(connection: "duckdb.DuckDBPyConnection", sql: str, parameters: tuple
 
 def where(period: Period, filters: Filters, fields: frozenset[str] | None = None) -> tuple[str, tuple[object, ...]]:
     """SQL condition and its parameters for records of a period; of the filters, only those on `fields` (all)."""
-    conditions, parameters = [f"minute_us >= {period.start_us} AND minute_us < {period.end_us}"], []
+    parameters: list[object] = []
+    conditions = [f"minute_us >= {period.start_us} AND minute_us < {period.end_us}"]
     for name, values in filters.chosen().items():
         if fields is None or name in fields:
             conditions.append(f"{COLUMNS[name]} IN ({', '.join('?' * len(values))})")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolmeter.accounting import measures
-from poolmeter.accounting.dimensions import COLUMNS, DEVICE_FIELDS, Calendar, Filters, day_text, hour_text, sort_key
+from poolmeter.accounting.dimensions import COLUMNS, DEVICE_FIELDS, EVERYTHING, Calendar, Filters, day_text, hour_text, sort_key
 from poolmeter.accounting.measures import Measures
 from poolmeter.accounting.source import ask, check_filters, check_identity, rows_of, where
 from poolmeter.period import Period
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TOTALS = ("capacity_us", "allocated_us", "reserved_unused_us", "unallocated_us", "suspended_us", "down_us", "unaccounted_us")
 
 
-def usage_report(root: Path, period: Period, by: tuple[str, ...] = ("tenant",), filters: Filters = Filters()) -> Report:
+def usage_report(root: Path, period: Period, by: tuple[str, ...] = ("tenant",), filters: Filters = EVERYTHING) -> Report:
     """Usage of a period, one row per combination of the `by` fields that an allocation had.
 
     `root` is the store's folder. Totals are the capacity identity of the devices that the node and pool filters choose, whoever
@@ -66,7 +66,7 @@ def _totals(connection: "duckdb.DuckDBPyConnection", period: Period, filters: Fi
     records, unmeasured = int(str(values[-2])), int(str(values[-1]))
     if not records:
         return {}, ("no device was watched in this period",)
-    warnings = ()
+    warnings: tuple[str, ...] = ()
     if unmeasured:
         warnings = (f"use without the hook is unknown for {unmeasured} of {records} device records; unaccounted_us is the known part",)
     return {name: value for name, value in zip(TOTALS, values, strict=False) if value is not None}, warnings

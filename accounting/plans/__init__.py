@@ -12,6 +12,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import cached_property
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
@@ -219,7 +220,7 @@ def _moment(value: date | datetime, zone: ZoneInfo | None, key: str) -> int:
 
 def _check_dates(sets: tuple[PriceSet, ...], source: str) -> None:
     order = sorted(range(len(sets)), key=lambda index: sets[index].start_us)
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in pairwise(order):
         end_us, start_us = sets[before].end_us, sets[after].start_us
         if end_us is None or end_us > start_us:
             found = "open" if end_us is None else rfc3339(end_us)

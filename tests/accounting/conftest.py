@@ -1,4 +1,4 @@
-"""A store in memory: the catalog's views as tables, filled from records."""
+"""A store in memory: the catalog's views over records."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,9 +24,7 @@ def fill(records: Sequence[UsageRecord], simulated: bool = True) -> duckdb.DuckD
         schema = kind_schema(kind)
         chosen = [record for record in records if kind_of(record) is kind]
         table = pa.Table.from_arrays([pa.array([getattr(r, f.name) for r in chosen], f.type) for f in schema], schema=schema)
-        connection.register("incoming", table)
-        connection.execute(f"CREATE TABLE {view} AS SELECT * FROM incoming")
-        connection.unregister("incoming")
+        connection.register(view, table)
     connection.execute("CREATE TABLE nodes (node VARCHAR, simulated BOOLEAN)")
     connection.execute("INSERT INTO nodes VALUES ('n1', ?)", [simulated])
     return connection
