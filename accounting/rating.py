@@ -62,7 +62,8 @@ def rate(shares: Iterable[Share], plan: PricePlan) -> list[Charge]:
 def day_total(weight: int, minor_digits: int) -> int:
     """A day's cost in the smallest unit: `weight` is device-microseconds x price x 10^PRICE_DECIMALS, rounded half to even."""
     divisor: int = HOUR_US * 10**PRICE_DECIMALS
-    whole, rest = divmod(weight * 10**minor_digits, divisor)
+    scale: int = 10**minor_digits
+    whole, rest = divmod(weight * scale, divisor)
     return whole + int(2 * rest > divisor or (2 * rest == divisor and whole % 2 == 1))
 
 
