@@ -40,9 +40,11 @@ def routes(root: Path, settings: AccountingSection | None = None, clock: Clock |
     chosen, now = settings or AccountingSection(), clock or SystemClock()
 
     def usage(params: "QueryParams") -> Report:
+        """Who used what."""
         return usage_report(root, _period(params, chosen.time_zone, now), parse_by(params.get("by", "tenant")), _filters(params))
 
     def chargeback(params: "QueryParams") -> Report:
+        """What it cost, and whose it is."""
         basis = params.get("basis")
         if basis not in (None, "allocated", "used"):
             raise BadInput(f"basis is {basis!r}, expected allocated or used")
@@ -87,5 +89,6 @@ def _endpoint(report: "Callable[[QueryParams], Report]", known: frozenset[str]) 
             status = 400 if isinstance(error, BadInput) else 503 if isinstance(error, Unavailable) else 409
             return Response(json.dumps({"error": str(error)}) + "\n", status, media_type="application/json")
 
+    answer.__doc__ = report.__doc__
     # A plain function: starlette runs it in a thread, so that a long question does not hold up the pulls.
     return answer

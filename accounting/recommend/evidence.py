@@ -54,9 +54,23 @@ def inputs_of(connection: "duckdb.DuckDBPyConnection", window_days: int, now_us:
 
 def _evidence(row: tuple[object, ...], start_us: int) -> SliceEvidence:
     node, allocation, device, tenant, generation, state = row[:6]
-    limit, resident, last_peak, denied_total, created_us, minutes, unknown, peak, peaks, denied, denials, records, complete, span, taken_us = (
-        None if value is None else int(str(value)) for value in row[6:21]
-    )
+    (
+        limit,
+        resident,
+        last_peak,
+        denied_total,
+        created_us,
+        minutes,
+        unknown,
+        peak,
+        peaks,
+        denied,
+        denials,
+        records,
+        complete,
+        span,
+        taken_us,
+    ) = (None if value is None else int(str(value)) for value in row[6:21])
     records = records or 0
     known_peaks = [value for value in (peak, last_peak) if value is not None]
     # A peak or a refusal that some record does not know could have been the one that matters.
