@@ -4,13 +4,22 @@
 """
 
 import getpass
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from poolmeter.books.writer import Booked, Books
+from poolmeter.collector.catalog import current_name, generation_of
+from poolmeter.config import CollectorSection
+from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused, Unavailable
 from poolmeter.model.decision import Decision, DecisionState
+from poolmeter.model.plain import from_plain, to_plain
 from poolmeter.places import CollectorData
 
 TIMEOUT_S = 10.0
@@ -139,7 +148,7 @@ def _refusal(error: urllib.error.HTTPError, url: str) -> PoolmeterError:
 @contextmanager
 def open_store(data: Path, collector: CollectorSection) -> "Iterator[DecisionStore]":
     """The decisions of a data folder. Raises Unavailable or BadInput when its books cannot be opened."""
-    token = _token(collector.token_file)
+    token = _token(collector.api_token_file)
     url = collector_url(data, collector, token)
     if url is not None:
         yield ApiStore(url, token)
