@@ -5,10 +5,9 @@ from pathlib import Path
 
 from poolmeter.accounting.dimensions import BY, Filters, parse_by
 from poolmeter.accounting.recommend.commands import Apply, Approve, History, Recommend, Reject
-from poolmeter.cli import add_period_options
 from poolmeter.clock import SystemClock
 from poolmeter.config import load_config
-from poolmeter.period import Period, parse_period
+from poolmeter.period import Period, add_period_options, parse_period
 from poolmeter.places import CollectorData, data_folder
 from poolmeter.report import write
 
