@@ -388,8 +388,13 @@ class Book:
                 known = stored
             if known.state is not AllocationState.ACTIVE:
                 self._finish_release(known)
-            else:
+                continue
+            try:
                 self._restore(known, devices)
+            except (OSError, PoolmeterError) as error:
+                # One page that cannot be written must not keep the whole node down; the promise stands as journalled.
+                log.error("allocation %s: its limits could not be put in force again: %s", known.id, error)
+                self._allocations[known.id] = known
         for allocation in journalled.values():
             if allocation.state is AllocationState.ACTIVE and allocation.id not in self._allocations:
                 released = replace(allocation, state=AllocationState.RELEASED, changed_us=self.clock.wall_us())

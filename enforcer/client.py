@@ -1,6 +1,8 @@
 """Talking to a node's enforcer: one request, one answer."""
 
+import contextlib
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +52,9 @@ class EnforcerClient:
             connection.settimeout(self._timeout_s)
             try:
                 with address_of(path) as address:
-                    connection.connect(address)
-                connection.sendall(encode_request(verb, body))
+                    _connect(connection, address, self._timeout_s)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have said why before it hung up
+                    connection.sendall(encode_request(verb, body))
                 line = _read_line(connection)
             except (FileNotFoundError, ConnectionRefusedError):
                 raise Unavailable(f"no enforcer answers at {path}: start one with poolmeter enforcer or poolmeter up") from None
@@ -74,6 +77,19 @@ def answers(path: Path) -> bool:
         except (OSError, Unavailable):
             return False
     return True
+
+
+def _connect(connection: socket.socket, address: str, timeout_s: float) -> None:
+    # A Unix socket with a full queue says EAGAIN at once instead of waiting its time-out.
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection.connect(address)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise TimeoutError("its queue is full") from None
+            time.sleep(0.02)
 
 
 def _read_line(connection: socket.socket) -> bytes:

@@ -1,7 +1,7 @@
 """The enforcer's daemon: a Unix socket in front of the book, the care for dead owners, and the poll for decisions.
 
-Who may do what is the kernel's word (SO_PEERCRED): root and the enforcer's own user everything, others create, and change or end
-what they created. A client that is slow, silent or talks nonsense holds up nobody but itself.
+Who may do what is the kernel's word (SO_PEERCRED): root and the enforcer's own user everything, others create, and see, change or
+end what they created. A client that is slow, silent or talks nonsense holds up nobody but itself.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,8 @@ from poolmeter.model.plain import to_plain
 log = logging.getLogger(__name__)
 
 _IDLE_S = 30.0  # a connection that says nothing for so long is closed
-_CONNECTIONS = 256
+_CONNECTIONS = 128  # of one user at a time: who fills them keeps out nobody else
+_BACKLOG = 512
 _TEND_S = 1.0
 
 
@@ -47,12 +49,12 @@ class Daemon:
         self.node = node
         self.simulated_machine = simulated_machine
         self.decisions = decisions
-        self._slots = asyncio.Semaphore(_CONNECTIONS)
+        self._open: Counter[int] = Counter()
 
     async def serve(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Listens until `stop` is set; `ready` is called once requests are answered. Raises Unavailable when it cannot listen."""
         listener = self._listen()
-        server = await asyncio.start_unix_server(self._connection, sock=listener, limit=MAX_REQUEST)
+        server = await asyncio.start_unix_server(self._connection, sock=listener, limit=MAX_REQUEST, backlog=_BACKLOG)
         cares = [asyncio.create_task(self._tend())]
         if self.decisions is not None:
             cares.append(asyncio.create_task(self.decisions.run()))
@@ -78,7 +80,7 @@ class Daemon:
             with address_of(path) as address:
                 listener.bind(address)
             os.chmod(path, 0o666 if os.geteuid() == 0 else 0o600)
-            listener.listen(128)
+            listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
             raise Unavailable(f"socket {path} cannot be opened: {error.strerror or error}") from None
@@ -95,20 +97,22 @@ class Daemon:
             await asyncio.sleep(_TEND_S)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = peer_of(writer.get_extra_info("socket"))
+        self._open[peer.uid] += 1
         try:
-            async with self._slots:
-                peer = peer_of(writer.get_extra_info("socket"))
-                while True:
-                    line = await asyncio.wait_for(_line(reader), _IDLE_S)
-                    if not line:
-                        return
-                    writer.write(await self._answer(line, peer))
-                    await asyncio.wait_for(writer.drain(), _IDLE_S)
-        except BadInput as error:  # too long: where the next request begins is not known
+            if self._open[peer.uid] > _CONNECTIONS:
+                raise Unavailable(f"uid {peer.uid} has {_CONNECTIONS} connections to the enforcer open, expected fewer")
+            while line := await asyncio.wait_for(_line(reader), _IDLE_S):
+                writer.write(await self._answer(line, peer))
+                await asyncio.wait_for(writer.drain(), _IDLE_S)
+        except PoolmeterError as error:  # after a request that is too long, where the next one begins is not known
             writer.write(encode_error(error))
-        except (TimeoutError, ConnectionError, OSError):
+        except (TimeoutError, OSError):
             pass
         finally:
+            self._open[peer.uid] -= 1
+            if not self._open[peer.uid]:
+                del self._open[peer.uid]
             writer.close()
 
     async def _answer(self, line: bytes, peer: Peer) -> bytes:
@@ -129,10 +133,12 @@ class Daemon:
         )
 
     def _list(self, body: dict[str, object], peer: Peer) -> Any:
-        return {"rows": [to_plain(item) for item in self.book.entries()]} if not body else _empty(body)
+        if body:
+            return _empty(body)
+        return {"rows": [to_plain(item) for item in self.book.entries() if _may(peer, item)]}
 
     def _show(self, body: dict[str, object], peer: Peer) -> Any:
-        allocation = self.book.get(record(IdBody, body, "show").id)
+        allocation = self._authorise(record(IdBody, body, "show").id, peer, "show")
         folder = disk.folder_of(self.book.run, allocation.id)
         slots = disk.live_slots(folder)
         return {
@@ -166,9 +172,14 @@ class Daemon:
 
     def _authorise(self, allocation_id: str, peer: Peer, verb: str) -> Allocation:
         allocation = self.book.get(allocation_id)
-        if peer.uid not in {0, os.geteuid()} and peer.uid != allocation.owner_uid:
+        if not _may(peer, allocation):
             raise Refused(f"uid {peer.uid} may not {verb} allocation {allocation_id}, expected uid {allocation.owner_uid} or root")
         return allocation
+
+
+def _may(peer: Peer, allocation: Allocation) -> bool:
+    """Whether the peer may see, change and end the allocation."""
+    return peer.uid in {0, os.geteuid(), allocation.owner_uid}
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

@@ -6,6 +6,7 @@ Readers (the exporter) may read while it is written: a line counts once it ends 
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,8 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fresh = not self.path.exists()
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                raise Unavailable(f"journal {self.path} is a device or a pipe, expected a regular file")
             if fresh:
                 sync_folder(self.path.parent)
             body = self.path.read_bytes()
