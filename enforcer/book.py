@@ -77,6 +77,12 @@ class Book:
         try:
             for folder in (self.run.root, self.run.allocations, self.run.retired, self.run.devices):
                 folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if os.geteuid() == 0:
+                # Programs of any user make the boards that the hooks of a device share; nobody removes another's.
+                self.run.devices.chmod(0o1777)
+                # Ids are not to be guessed, and not to be listed: a meter can be written by whoever finds it.
+                self.run.allocations.chmod(0o711)
+                self.run.retired.chmod(0o711)
             self._claim = os.open(self.run.root / "enforcer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise Unavailable(f"run folder {self.run.root} cannot be used: {error.strerror} ({error.filename})") from None

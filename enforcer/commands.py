@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import datetime
+import json
 import os
 import signal
 import sys
@@ -107,7 +108,8 @@ async def _serve(daemon: Daemon, ready_file: Path | None) -> None:
 
     def ready() -> None:
         if ready_file is not None:
-            report.write_whole(ready_file, f"{os.getpid()}\n".encode())
+            state = {"pid": os.getpid(), "socket": str(daemon.book.run.socket)}
+            report.write_whole(ready_file, (json.dumps(state) + "\n").encode())
 
     try:
         await daemon.serve(stop, ready)

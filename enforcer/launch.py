@@ -43,6 +43,8 @@ def hooked_environment(
     environment = dict(base)
     environment["POOLMETER_ALLOCATION_DIR"] = str(folder)
     environment["POOLMETER_ALLOCATION"] = allocation.id
+    # The grant says it too; this is for a program that cannot find its grant at all.
+    environment["POOLMETER_ON_FAULT"] = allocation.on_fault
     environment.setdefault("CUDA_VISIBLE_DEVICES", ",".join(item.device_uuid for item in allocation.slices))
     for name, value in simulated.items():
         environment[name] = _before(value, base.get(name)) if name == "LD_LIBRARY_PATH" else value

@@ -56,6 +56,9 @@ def bind(folder: Path, hook: Path) -> Path:
         library = SELF / hook.name
         # The program's user may not be able to reach the place it was installed to.
         _bind_file(hook, library, read_only=True)
+        # Boards, by which the hooks of a device tell each other that it is busy; next to the allocations they belong to.
+        (SELF / "devices").mkdir(exist_ok=True)
+        _mount(str(folder.parent.parent / "devices"), SELF / "devices", None, _MS_BIND)
         if not PRELOAD.exists():
             # A mount point is needed; empty, it means nothing to everybody else.
             PRELOAD.touch(mode=0o644)

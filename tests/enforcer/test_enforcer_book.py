@@ -208,6 +208,37 @@ def test_a_folder_that_cannot_be_read_is_set_aside(open_book) -> None:
     assert [folder.name for folder in book.run.allocations.iterdir()] == [f".broken-{allocation.id}"]
 
 
+def test_a_grant_whose_writer_died_at_work_is_written_to_its_end(open_book, agree) -> None:
+    book = open_book()
+    allocation = book.create(SMALL, Owner())
+    book.close()
+    page = book.run.allocations / allocation.id / "grant"
+    page.chmod(0o644)
+    with page.open("r+b") as file:
+        file.seek(layout.Grant.generation.offset)
+        file.write((3).to_bytes(8, "little"))
+    book = open_book()
+    assert book.get(allocation.id).generation == 4
+    (*_, last) = read_events(book.journal.path)
+    assert (last.kind, last.reason) == ("resized", "the grant page had another generation")
+    agree(book)
+    assert book.resize(ResizeRequest(allocation.id, compute_ppm=100_000)).allocation.generation == 6
+
+
+def test_a_page_that_cannot_be_written_keeps_its_promise_and_the_node_starts(open_book) -> None:
+    book = open_book()
+    allocation = book.create(SMALL, Owner())
+    book.close()
+    page = book.run.allocations / allocation.id / "grant"
+    page.unlink()
+    page.write_bytes(b"nonsense")
+    book = open_book()
+    assert book.entries() == (allocation,)
+    with pytest.raises(Unavailable, match="keeps its limits"):
+        book.resize(ResizeRequest(allocation.id, compute_ppm=100_000))
+    assert book.entries() == (allocation,)
+
+
 # ---- cut off at every step -----------------------------------------------------------------------------------------
 
 EVENTS = ("open", "os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "fcntl.fcntl", "ctypes.dlsym")
