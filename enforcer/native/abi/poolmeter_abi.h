@@ -208,7 +208,8 @@ struct pm_board_seat {
     uint64_t owner;         /* hash of the allocation id; 0: free */
     uint64_t busy_until_ns; /* its work under way is expected to last until then (CLOCK_MONOTONIC) */
     uint64_t weight;
-    uint64_t reserved[5];
+    uint64_t active_ns; /* device wall time for which it had work, others' turns included; only grows */
+    uint64_t reserved[4];
 };
 
 struct pm_board {
@@ -219,7 +220,9 @@ struct pm_board {
     uint32_t seat_count;
     uint32_t spare;
     char uuid[48];
-    uint64_t reserved[54];
+    uint64_t slice_ns; /* turn of a context while several are busy, as somebody learned it; 0: nobody has */
+    uint64_t turn_ns;  /* from the end of a turn to the next one, with one neighbour */
+    uint64_t reserved[52];
     struct pm_board_seat seats[500];
 };
 

@@ -84,6 +84,22 @@ void pm_board_busy(struct pm_board *board, uint32_t seat, uint64_t until_ns) {
         pm_store(&board->seats[seat].busy_until_ns, until_ns);
 }
 
+void pm_board_active(struct pm_board *board, uint32_t seat, uint64_t ns) {
+    if (board && seat < PM_BOARD_SEATS)
+        pm_add(&board->seats[seat].active_ns, ns);
+}
+
+uint64_t pm_board_others_active(const struct pm_board *board, uint32_t seat) {
+    uint64_t sum = 0;
+    uint32_t empty = 0;
+    for (uint32_t i = 0; board && i < PM_BOARD_SEATS && empty < 32; i++) {
+        empty = pm_peek(&board->seats[i].busy_until_ns) ? 0 : empty + 1;
+        if (i != seat)
+            sum += pm_peek(&board->seats[i].active_ns);
+    }
+    return sum;
+}
+
 uint32_t pm_board_neighbours(const struct pm_board *board, uint32_t seat, uint64_t since_ns) {
     uint32_t count = 0, empty = 0;
     for (uint32_t i = 0; board && i < PM_BOARD_SEATS && empty < 32; i++) { /* seats are taken from the front */

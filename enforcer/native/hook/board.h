@@ -13,6 +13,10 @@ uint32_t pm_board_sit(struct pm_board *board, uint64_t owner);
 void pm_board_leave(struct pm_board *board, uint32_t seat);
 /* The seat is busy until then. */
 void pm_board_busy(struct pm_board *board, uint32_t seat, uint64_t until_ns);
+/* Adds to the time for which the seat had work. */
+void pm_board_active(struct pm_board *board, uint32_t seat, uint64_t ns);
+/* Sum of that over the other seats. */
+uint64_t pm_board_others_active(const struct pm_board *board, uint32_t seat);
 /* Other seats that were busy at some time after `since_ns`. */
 uint32_t pm_board_neighbours(const struct pm_board *board, uint32_t seat, uint64_t since_ns);
 

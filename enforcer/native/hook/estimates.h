@@ -16,10 +16,10 @@ struct pm_estimate {
     uint32_t samples;    /* measured, trusted or not */
     uint32_t lone;       /* of these, with the device to itself */
     int32_t countdown;   /* launches until the next sample */
-    uint32_t strikes;    /* samples in a row far above the estimate while neighbours were busy */
+    uint32_t spare;
     uint64_t shared_ns;  /* charged on the strength of shared spans alone */
     uint32_t shared;     /* launches charged so */
-    uint32_t spare;
+    uint32_t spare2;
 };
 
 struct pm_estimates;

@@ -7,8 +7,9 @@
 
 #define SEGMENT_LAUNCHES 256u
 #define SEGMENT_NS 10000000u
-#define SLICE_NS 1500000u      /* a span shorter than a turn of the device seldom holds another's turn */
-#define MANY_SLICES_NS 4000000u
+#define SLICE_NS 2000000.0     /* a turn of the device, until it is learned */
+#define PRESENCE_NS 50000000u
+#define BIN_NS 250000
 #define GAP_NS 2000u           /* between two launches of a full queue, at most */
 #define TAIL_LAUNCHES 8u
 #define TAIL_NS 200000u
@@ -23,8 +24,8 @@ void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver,
     tracker->seat = PM_NO_SEAT;
     tracker->reference = PM_NO_MARK;
     tracker->random = (uint64_t)(uintptr_t)tracker ^ pm_now_ns();
-    for (int k = 1; k < 4; k++)
-        tracker->shared_part[k] = 1.0 / (1 + k);
+    tracker->slice_ns = SLICE_NS;
+    tracker->turn_ns = SLICE_NS;
 }
 
 /* Events can be used now. Asked again under the lock: whoever begins a capture counts it first, then waits for each lock once. */
@@ -138,15 +139,52 @@ static void set_estimate(struct pm_estimate *entry, double ns) {
     pm_poke(&entry->ns, ns < 500 ? 500 : (uint64_t)ns);
 }
 
-/* The own part of a span while `neighbours` others were busy. */
-static double shared_part(const struct pm_tracker *tracker, uint32_t neighbours) {
-    return neighbours == 0 ? 1.0 : neighbours < 4 ? tracker->shared_part[neighbours] : 1.0 / (1 + neighbours);
+/* How many neighbours had work of late: one that is busy half of the time takes half of its turns. */
+static void watch_neighbours(struct pm_tracker *tracker) {
+    uint64_t now = pm_now_ns();
+    if (!tracker->board || now - tracker->presence_at_ns < PRESENCE_NS)
+        return;
+    uint64_t sum = pm_board_others_active(tracker->board, tracker->seat);
+    if (tracker->presence_at_ns && sum >= tracker->presence_sum) {
+        double seen = (double)(sum - tracker->presence_sum) / (double)(now - tracker->presence_at_ns);
+        tracker->presence = tracker->presence < 0 ? seen : (tracker->presence + seen) / 2;
+    } else {
+        tracker->presence = -1; /* not known yet */
+    }
+    tracker->presence_at_ns = now;
+    tracker->presence_sum = sum;
+    uint64_t slice = pm_peek(&tracker->board->slice_ns), turn = pm_peek(&tracker->board->turn_ns);
+    if (!tracker->turn_learned && slice >= 100000 && slice < 100000000 && turn >= slice / 2 && turn < 4 * slice) {
+        tracker->slice_ns = (double)slice; /* somebody with short kernels could measure it */
+        tracker->turn_ns = (double)turn;
+    }
 }
 
-static void learn_part(struct pm_tracker *tracker, uint32_t neighbours, double part) {
-    if (neighbours == 0 || neighbours > 3 || part < 0.4 / (1 + neighbours) || part > 1)
+static double presence(const struct pm_tracker *tracker, uint32_t neighbours) {
+    return tracker->presence < 0 || tracker->presence > neighbours ? neighbours : tracker->presence;
+}
+
+/* A launch with a known length whose span holds `turns` turns of one neighbour tells how long such a turn is. */
+static void learn_turn(struct pm_tracker *tracker, double beyond, double turns) {
+    double turn = beyond / turns;
+    if (turn < 100000 || turn > 100000000 || (tracker->turn_learned && (turn < tracker->turn_ns / 2 || turn > tracker->turn_ns * 2)))
         return;
-    tracker->shared_part[neighbours] += (part - tracker->shared_part[neighbours]) / 16;
+    tracker->turn_ns = tracker->turn_learned ? tracker->turn_ns + (turn - tracker->turn_ns) / 16 : turn;
+    tracker->turn_learned = true;
+    if (tracker->board) {
+        pm_poke(&tracker->board->slice_ns, (uint64_t)tracker->slice_ns);
+        pm_poke(&tracker->board->turn_ns, (uint64_t)tracker->turn_ns);
+    }
+}
+
+/* A full queue of known length, of which this part of the span was its own, tells how long its own turns are. */
+static void learn_slice(struct pm_tracker *tracker, double part) {
+    if (!tracker->turn_learned || part < 0.1 || part > 0.9)
+        return;
+    double slice = tracker->turn_ns * part / (1 - part);
+    tracker->slice_ns += (slice - tracker->slice_ns) / 16;
+    if (tracker->board)
+        pm_poke(&tracker->board->slice_ns, (uint64_t)tracker->slice_ns);
 }
 
 /* Charge of a launch measured while it had the device to itself. */
@@ -172,55 +210,54 @@ static uint64_t lone_sample(struct pm_tracker *tracker, struct pm_estimate *entr
         set_estimate(entry, (double)entry->ns + ((double)took - (double)entry->ns) / weight);
     }
     entry->lone++;
-    entry->strikes = 0;
     return took;
 }
 
-/* Charge of a launch measured while neighbours were busy: its span may hold their turns. */
+/*
+ * Charge of a launch measured while neighbours were busy: its span holds a whole number of their turns. With turns of one length on
+ * both sides a span of s holds the nearest whole number to s / (own turn + their turns) of them, whatever the launch's length.
+ */
 static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took, const struct pm_segment *segment) {
-    uint32_t neighbours = segment->neighbours;
-    double part = shared_part(tracker, neighbours), mine = (double)took * part;
+    double span = (double)took, known = (double)entry->ns, near = presence(tracker, segment->neighbours);
+    double turn = tracker->turn_ns * segment->neighbours, mine;
+    double turns = (double)(uint64_t)(span / (tracker->slice_ns + turn) + 0.5);
+    if (span < 0.8 * tracker->turn_ns) /* no room for a turn of anybody's: as good as alone */
+        return lone_sample(tracker, entry, took, segment);
     entry->samples++;
-    if (entry->lone) {
-        if (took <= entry->ns + entry->ns / 4) {
-            entry->strikes = 0;
-            pm_add(&tracker->counters->timed_samples, 1);
-            set_estimate(entry, (double)entry->ns + ((double)took - (double)entry->ns) / 16);
-            return took;
+    pm_add(turns > 0 ? &tracker->counters->dropped_samples : &tracker->counters->timed_samples, 1);
+    if (entry->lone || (known > 0 && known < tracker->slice_ns)) {
+        /* the number of turns that leaves what is closest to the known length: neighbours may be idle between theirs */
+        double most = turns + 1, best = span;
+        turns = 0;
+        for (double n = 1; n <= most; n++)
+            if ((span - n * turn > known ? span - n * turn - known : known - span + n * turn) < (best > known ? best - known : known - best)) {
+                best = span - n * turn;
+                turns = n;
+            }
+        mine = best;
+        if (turns > 0 && entry->lone && entry->samples > 4 && known < 2 * tracker->slice_ns && span > known)
+            learn_turn(tracker, span - known, turns * segment->neighbours);
+        bool close = mine > 0.8 * known && mine < 1.25 * known;
+        if (entry->lone && (close || turns > 0)) {
+            if (turns == 0)
+                set_estimate(entry, known + (mine - known) / 16);
+            if (close)
+                return turns == 0 ? took : (uint64_t)known;
         }
-        pm_add(&tracker->counters->dropped_samples, 1);
-        bool longer = mine > 2.0 * (double)entry->ns && took > entry->ns + (neighbours + 1) * 5000000u;
-        entry->strikes = longer ? entry->strikes + 1 : 0;
-        if (entry->strikes >= 3) { /* no single turn of a neighbour explains this: the launch itself has become longer */
-            entry->lone = 0;
-            entry->strikes = 0;
-            set_estimate(entry, mine);
-            return (uint64_t)mine;
-        }
-        if (segment->full && entry->ns >= MANY_SLICES_NS)
-            learn_part(tracker, neighbours, (double)entry->ns / (double)took);
-        return entry->ns;
+    } else {
+        turn = tracker->turn_ns * near;
+        turns = (double)(uint64_t)(span / (tracker->slice_ns + turn) + 0.5);
+        mine = span - turns * turn;
+        if (mine < span * tracker->slice_ns / (tracker->slice_ns + 2 * turn))
+            mine = span * tracker->slice_ns / (tracker->slice_ns + turn);
     }
-    pm_add(&tracker->counters->timed_samples, 1);
-    double known = (double)entry->ns, cost;
-    if (took < SLICE_NS)
-        cost = (double)took;
-    else
-        cost = mine > SLICE_NS ? mine : SLICE_NS;
-    if (known == 0)
-        known = cost;
-    else if (took >= MANY_SLICES_NS && known > 0.6 * cost)
-        known += (cost - known) / 8;
-    else if (cost > 0.8 * known && cost < 1.25 * known)
-        known += (cost - known) / 16;
-    else if (cost < known)
-        known = cost; /* the shortest spans are those without a neighbour's turn */
-    set_estimate(entry, known);
-    if (took < MANY_SLICES_NS)
-        cost = known;
-    entry->shared++;
-    entry->shared_ns += (uint64_t)cost;
-    return (uint64_t)cost;
+    double weight = entry->samples < 16 ? entry->samples : 16;
+    set_estimate(entry, known == 0 ? mine : known + (mine - known) / weight);
+    if (!entry->lone) {
+        entry->shared++;
+        entry->shared_ns += (uint64_t)mine;
+    }
+    return (uint64_t)mine;
 }
 
 /* ---- settling ---------------------------------------------------------------------------------------------------- */
@@ -228,25 +265,46 @@ static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *en
 /* Several streams at once: no stretch of device time is charged twice. */
 static uint64_t within_union(struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t cost) {
     int64_t start, end;
-    if (tracker->lane_count < 2 || !position(tracker, segment->start, &start) || !position(tracker, segment->end, &end))
+    if (tracker->lane_count < 2 || !position(tracker, segment->start, &start) || !position(tracker, segment->end, &end) || end <= start)
         return cost;
-    double room = (double)(end - start);
-    double span = room;
-    for (uint32_t i = 0; i < PM_SPANS; i++) {
-        const struct pm_span *other = &tracker->spans[i];
-        int64_t from = other->start > start ? other->start : start, to = other->end < end ? other->end : end;
-        if (other->lane != segment->lane && to > from)
-            room -= (double)(to - from) * other->density;
+    start += INT64_MAX / 4; /* marks may lie before the reference */
+    end += INT64_MAX / 4;
+    int64_t first = start / BIN_NS, last = (end - 1) / BIN_NS;
+    double room = 0;
+    if (last - first >= PM_BINS) {
+        room = (double)(last - PM_BINS + 1 - first) * BIN_NS;
+        first = last - PM_BINS + 1;
     }
-    if (room < 0)
-        room = 0;
-    if ((double)cost > room)
-        cost = (uint64_t)room;
-    if (span > 0) {
-        tracker->spans[tracker->span_next] = (struct pm_span){start, end, (double)cost / span, segment->lane};
-        tracker->span_next = (tracker->span_next + 1) % PM_SPANS;
+    for (int pass = 0; pass < 2; pass++) { /* first how much is left, then taking it evenly */
+        double part = pass == 0 ? 0 : room > 0 && (double)cost < room ? (double)cost / room : 1;
+        for (int64_t n = first; n <= last; n++) {
+            struct pm_bin *bin = &tracker->bins[n % PM_BINS];
+            if (bin->number > n) /* so old that the bin serves another time */
+                continue;
+            if (bin->number < n)
+                *bin = (struct pm_bin){n, 0};
+            int64_t from = n * BIN_NS > start ? n * BIN_NS : start, to = (n + 1) * BIN_NS < end ? (n + 1) * BIN_NS : end;
+            int64_t left = BIN_NS - bin->charged_ns, here = to - from < left ? to - from : left;
+            if (here <= 0)
+                continue;
+            if (pass == 0)
+                room += (double)here;
+            else
+                bin->charged_ns += (uint32_t)((double)here * part);
+        }
     }
-    return cost;
+    return (double)cost < room ? cost : (uint64_t)room;
+}
+
+/* The seat had work for so long; several streams at once count once. */
+static void publish_active(struct pm_tracker *tracker, uint64_t span) {
+    uint64_t now = pm_now_ns(), since = now - tracker->active_at_ns;
+    if (!tracker->board)
+        return;
+    if (tracker->lane_count > 1 && span > since)
+        span = since;
+    tracker->active_at_ns = now;
+    pm_board_active(tracker->board, tracker->seat, span);
 }
 
 static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
@@ -260,6 +318,7 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
         charge(tracker, cost);
         return;
     }
+    publish_active(tracker, (uint64_t)span);
     uint32_t now_busy = pm_board_neighbours(tracker->board, tracker->seat, segment->begun_ns);
     if (now_busy > segment->neighbours)
         segment->neighbours = now_busy;
@@ -278,14 +337,21 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
             if (cost < lower)
                 cost = lower;
             pm_add(&tracker->counters->burst_samples, 1);
-        } else if (segment->full && !segment->tainted && upper > 2 * MANY_SLICES_NS) {
-            learn_part(tracker, segment->neighbours, (double)segment->estimate_ns / (double)upper);
+        } else if (segment->full && !segment->tainted) {
+            double cycle = tracker->slice_ns + tracker->turn_ns * segment->neighbours;
+            double part = tracker->slice_ns / (tracker->slice_ns + tracker->turn_ns * presence(tracker, segment->neighbours));
+            uint64_t lower = (uint64_t)(0.8 * part * (double)upper);
+            if ((double)upper > 4 * cycle && cost + gaps < lower) /* the estimates have become far too short */
+                cost = lower;
+            else if (segment->neighbours == 1 && presence(tracker, 1) > 0.9 && (double)upper > 2 * cycle)
+                learn_slice(tracker, (double)segment->estimate_ns / (double)upper);
         }
     }
     charge(tracker, within_union(tracker, segment, cost));
 }
 
 static void poll_locked(struct pm_tracker *tracker) {
+    watch_neighbours(tracker);
     uint64_t waiting = 0; /* lanes whose oldest segment has not passed: the later ones have not either */
     uint32_t kept = 0;
     for (uint32_t i = 0; i < tracker->segment_count; i++) {
@@ -321,9 +387,10 @@ void pm_tracker_poll(struct pm_tracker *tracker) {
     pthread_mutex_unlock(&tracker->lock);
 }
 
-static void publish(struct pm_tracker *tracker, uint64_t now, uint64_t least_ns) {
+static void publish(struct pm_tracker *tracker) {
     if (!tracker->board)
         return;
+    uint64_t now = pm_now_ns(), least_ns = tracker->segment_count ? 20000000 : 2000000; /* estimates may be far off */
     uint64_t pending = pm_peek(&tracker->counters->pending_ns);
     pending = pending > 1000000000u ? 1000000000u : pending;
     pm_board_busy(tracker->board, tracker->seat, now + (pending > least_ns ? pending : least_ns));
@@ -484,8 +551,8 @@ static void slow_end(struct pm_launch *launch) {
             lane->host_gap_ns = now - launch->begun_ns;
         }
         mark_now(tracker, lane, launch->stream);
-        publish(tracker, pm_now_ns(), 2000000);
         poll_locked(tracker);
+        publish(tracker);
     } else if (tracker->broken) {
         charge_estimates(tracker);
     }
@@ -544,6 +611,6 @@ void pm_tracker_finish(struct pm_tracker *tracker, bool poll, bool destroy) {
         tracker->marks[i] = (struct pm_mark){0};
     }
     tracker->reference = PM_NO_MARK;
-    memset(tracker->spans, 0, sizeof tracker->spans);
+    memset(tracker->bins, 0, sizeof tracker->bins);
     pthread_mutex_unlock(&tracker->lock);
 }

@@ -29,7 +29,7 @@ struct pm_driver {
 #define PM_LANES 64
 #define PM_MARKS 512
 #define PM_SEGMENTS 384
-#define PM_SPANS 64
+#define PM_BINS 4096
 #define PM_NO_MARK 0xffffu
 
 struct pm_mark {
@@ -64,10 +64,10 @@ struct pm_lane {
     uint64_t host_gap_ns;
 };
 
-struct pm_span {
-    int64_t start, end;
-    double density;
-    uint16_t lane;
+/* Device time already charged in a stretch of PM_BIN_NS. */
+struct pm_bin {
+    int64_t number;
+    uint32_t charged_ns;
 };
 
 struct pm_tracker {
@@ -83,7 +83,12 @@ struct pm_tracker {
     uint64_t random;
     double mark_cost_ns;
     uint32_t mark_costs;
-    double shared_part[4]; /* own part of a span with so many neighbours busy, as learned; [0] unused */
+    double slice_ns;       /* own turn while neighbours are busy, as learned */
+    double turn_ns;        /* what one neighbour's turn adds to a span, switching included */
+    bool turn_learned;
+    double presence;       /* how many neighbours had work, on average of late */
+    uint64_t presence_at_ns;
+    uint64_t presence_sum;
     struct pm_lane lanes[PM_LANES];
     uint32_t lane_count;
     struct pm_mark marks[PM_MARKS];
@@ -92,8 +97,8 @@ struct pm_tracker {
     int64_t reference_ns;
     struct pm_segment segments[PM_SEGMENTS];
     uint32_t segment_count;
-    struct pm_span spans[PM_SPANS];
-    uint32_t span_next;
+    uint64_t active_at_ns;
+    struct pm_bin bins[PM_BINS];
 };
 
 /* A launch on its way. */

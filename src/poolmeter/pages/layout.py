@@ -190,7 +190,8 @@ class BoardSeat(ctypes.LittleEndianStructure):
         ("owner", ctypes.c_uint64),
         ("busy_until_ns", ctypes.c_uint64),
         ("weight", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64 * 5),
+        ("active_ns", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64 * 4),
     )
 
 
@@ -203,7 +204,9 @@ class Board(ctypes.LittleEndianStructure):
         ("seat_count", ctypes.c_uint32),
         ("spare", ctypes.c_uint32),
         ("uuid", ctypes.c_char * 48),
-        ("reserved", ctypes.c_uint64 * 54),
+        ("slice_ns", ctypes.c_uint64),
+        ("turn_ns", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64 * 52),
         ("seats", BoardSeat * 500),
     )
 
