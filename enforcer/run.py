@@ -153,7 +153,7 @@ def _private_card() -> Iterator[Desk]:
 
     with tempfile.TemporaryDirectory(prefix="poolmeter-run-") as name:
         root = Path(name)
-        machine = Machine.create(root / "machine")
+        machine = Machine.create("single", root / "machine")
         simulated = machine.environment()
         run = NodeRun(root / "run")
         book = Book(run, Journal(root / "events.jsonl"), NvmlInventory(simulated))

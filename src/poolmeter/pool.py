@@ -5,6 +5,7 @@ has its own folders and its own simulated machine.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -269,6 +270,7 @@ def machine_environment(machine: Path) -> dict[str, str]:
 
 def simulated_nodes(data: Path, names: Sequence[str] = ("node-a", "node-b"), machine: str = "h200x4") -> tuple[NodePlan, ...]:
     """Nodes with a fresh simulated machine each, under the data folder."""
+    from poolmeter.simulator.configuration import load_machine
     from poolmeter.simulator.machine import Machine
 
     nodes = []
@@ -278,6 +280,7 @@ def simulated_nodes(data: Path, names: Sequence[str] = ("node-a", "node-b"), mac
         node.data.mkdir(parents=True, exist_ok=True)
         assert node.machine is not None
         node.machine.unlink(missing_ok=True)
-        Machine.create(machine, node.machine).close()
+        # Cards are named after their machine: each node has its own.
+        Machine.create(dataclasses.replace(load_machine(machine), name=name), node.machine).close()
         nodes.append(node)
     return tuple(nodes)

@@ -22,7 +22,9 @@ CASES = (
 
 def device_uuid(index: int) -> str:
     """UUID of the card as nvidia-smi names it."""
-    answer = subprocess.run(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", f"--id={index}"], check=True, capture_output=True, text=True)
+    answer = subprocess.run(
+        ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", f"--id={index}"], check=True, capture_output=True, text=True
+    )
     return answer.stdout.strip()
 
 
@@ -62,7 +64,10 @@ def main() -> int:
             answer = json.loads(start(arguments.probe, folder, hook, pattern, str(us), arguments.seconds).communicate()[0])
             counters = read_meter(folder / "meter").total(uuid)
             answer["error_percent"] = round(100 * (counters.busy_ns / answer["device_ns"] - 1), 2)
-            answer["counters"] = {name: getattr(counters, name) for name in ("launches", "graph_launches", "timed_samples", "burst_samples", "dropped_samples", "internal_faults")}
+            answer["counters"] = {
+                name: getattr(counters, name)
+                for name in ("launches", "graph_launches", "timed_samples", "burst_samples", "dropped_samples", "internal_faults")
+            }
             failed |= us >= 50 and abs(answer["error_percent"]) > arguments.tolerance
             print(json.dumps(answer), flush=True)
         for number, pair in enumerate(((50, 50), (1000, 1000), (50, 1000), (20000, 20000), (1000, 20000))):
@@ -77,7 +82,19 @@ def main() -> int:
                 answer = json.loads(process.communicate()[0])
                 truth = answer["kernels"] * lone[us]
                 counters = read_meter(folder / "meter").total(uuid)
-                print(json.dumps({"sharing": pair, "kernel_us": us, "share_percent": round(100 * truth / answer["wall_ns"], 1), "error_percent": round(100 * (counters.busy_ns / truth - 1), 2), "dropped": counters.dropped_samples, "timed": counters.timed_samples}), flush=True)
+                print(
+                    json.dumps(
+                        {
+                            "sharing": pair,
+                            "kernel_us": us,
+                            "share_percent": round(100 * truth / answer["wall_ns"], 1),
+                            "error_percent": round(100 * (counters.busy_ns / truth - 1), 2),
+                            "dropped": counters.dropped_samples,
+                            "timed": counters.timed_samples,
+                        }
+                    ),
+                    flush=True,
+                )
         costs: dict[bool, list[float]] = {True: [], False: []}
         folder = allocation(root, "cost", uuid)
         for _ in range(5):
