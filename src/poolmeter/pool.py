@@ -5,7 +5,6 @@ has its own folders and its own simulated machine.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -270,7 +269,7 @@ def machine_environment(machine: Path) -> dict[str, str]:
 
 def simulated_nodes(data: Path, names: Sequence[str] = ("node-a", "node-b"), machine: str = "h200x4") -> tuple[NodePlan, ...]:
     """Nodes with a fresh simulated machine each, under the data folder."""
-    from poolmeter.simulator.configuration import load_machine
+    from poolmeter.simulator.configuration import load_machine, rename_machine
     from poolmeter.simulator.machine import Machine
 
     nodes = []
@@ -281,6 +280,6 @@ def simulated_nodes(data: Path, names: Sequence[str] = ("node-a", "node-b"), mac
         assert node.machine is not None
         node.machine.unlink(missing_ok=True)
         # Cards are named after their machine: each node has its own.
-        Machine.create(dataclasses.replace(load_machine(machine), name=name), node.machine).close()
+        Machine.create(rename_machine(load_machine(machine), name), node.machine).close()
         nodes.append(node)
     return tuple(nodes)
