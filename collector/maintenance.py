@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _log = logging.getLogger("poolmeter.collector")
+QUARANTINE_DAYS = 30
 FAN_IN = 16  # so many segments of one level make one of the next
 LEVELS = 3
 MERGED_ROWS = 5_000_000  # at most, which bounds the memory of a merge
@@ -119,11 +120,12 @@ def _roll(store: Store, kind: SegmentKind, day: str) -> bool:
 
 
 def _retire(store: Store, now_us: int, process_days: int) -> bool:
-    """Drop process days that are over by more than `process_days`."""
+    """Drop process days that are over by more than `process_days`, and old quarantine: a node gone wrong must not fill the disk."""
+    kept = {SegmentKind.PROCESS: process_days, SegmentKind.QUARANTINE: QUARANTINE_DAYS}
     old = [
         segment
         for segment in store.state.segments.values()
-        if segment.kind is SegmentKind.PROCESS and day_start_us(segment.day) + (1 + process_days) * DAY_US <= now_us
+        if segment.kind in kept and day_start_us(segment.day) + (1 + kept[segment.kind]) * DAY_US <= now_us
     ]
     return bool(old) and store.swap(old, list, lambda _: None)
 

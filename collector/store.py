@@ -162,7 +162,9 @@ class Store:
                 return self._publish(batches, snapshots, nodes, now, written, frozenset(forget))
             except Exception as error:
                 self._forget(written)
-                raise self._unwritable(error) from error
+                failure = self._unwritable(error)
+                self.trouble = str(failure)
+                raise failure from error
 
     def swap(self, old: Sequence[Segment], new: Callable[[], list[Segment]], basis: Callable[[State], object]) -> bool:
         """Replace live segments by others that hold the same rows (or by none: retention); False when `basis` changed meanwhile.
@@ -291,8 +293,7 @@ class Store:
         text = (
             error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0] if str(error) else repr(error)
         )
-        self.trouble = f"store {self.root} cannot be written: {text:.200}"
-        return Unavailable(self.trouble)
+        return Unavailable(f"store {self.root} cannot be written: {text:.200}")
 
     def _load(self) -> State:
         if current_name(self.root) is None:
