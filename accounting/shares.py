@@ -74,6 +74,8 @@ def read_shares(connection: "duckdb.DuckDBPyConnection", calendar: Calendar, bas
     rest, counts = _rest_shares(connection, times, level)
     scaled, orphans = rows_of(connection, "SELECT COUNT(*) FILTER (WHERE NOT orphan), COUNT(*) FILTER (WHERE orphan) FROM over_full")[0]
     capacity_us, unattributed_us = counts
+    if sum(share.us for share in (*tenants, *rest)) != capacity_us:
+        raise AssertionError(f"shares do not sum to the capacity of {capacity_us} us")
     return Shares((*tenants, *rest), capacity_us, unattributed_us, int(str(scaled)), int(str(orphans)))
 
 

@@ -263,6 +263,8 @@ def test_splitting_intervals_changes_no_total(store: Store, pool: Pool) -> None:
         if isinstance(record, DeviceRecord):
             fields.remove("span_us")
         halves = {name: _halved(getattr(record, name)) for name in fields}
+        if "used_us" in halves:
+            halves["used_us"] = (record.used_us, 0)  # all of it in the first part, beyond its promise perhaps
         for index in (0, 1):
             part = replace(record, sequence=record.sequence * 2 + index, **{name: pair[index] for name, pair in halves.items()})
             if isinstance(part, DeviceRecord):
@@ -316,7 +318,7 @@ def test_days_are_split_by_proportion_alone(store: Store, pool: Pool, factor: in
 def test_the_generator_reaches_what_it_is_for(store: Store) -> None:
     seen = {"scaled": False, "idle": False, "edge": False, "unknown": False}
 
-    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     @given(pool=pools())
     def look(pool: Pool) -> None:
         with store(pool.records) as connection:

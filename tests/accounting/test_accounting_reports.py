@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from poolmeter.accounting.chargeback import chargeback_of
-from poolmeter.accounting.dimensions import EVERYTHING, Filters
+from poolmeter.accounting.dimensions import EVERYTHING, Calendar, Filters
 from poolmeter.accounting.plans import demo_plan, parse_plan
 from poolmeter.accounting.routes import routes
+from poolmeter.accounting.shares import read_shares
 from poolmeter.accounting.usage import usage_of
 from poolmeter.cli import main
 from poolmeter.collector.segments import publish_records
@@ -98,6 +100,41 @@ def test_basis_is_mixed_when_records_differ(store: Store, minutes: Any) -> None:
         minutes.slice(minute, "acme", MINUTE_US, 1, used_basis=basis)
     assert [row["used_basis"] for row in usage_of(store(minutes.records), DAY, ("tenant",), EVERYTHING).rows] == ["mixed"]
     assert [row["used_basis"] for row in usage_of(store(minutes.records), DAY, ("hour", "tenant"), EVERYTHING).rows] == ["mixed"]
+
+
+def test_basis_is_mixed_across_days_too(store: Store, minutes: Any) -> None:
+    for minute, basis in ((0, "hook"), (24 * 60, "sampled")):
+        minutes.device(minute, allocated_us=MINUTE_US)
+        minutes.slice(minute, "acme", MINUTE_US, 1, used_basis=basis)
+    period = parse_period("2026-09-21", "2026-09-23", "UTC", 0)
+    for order in (1, -1):
+        with store(minutes.records[::order]) as connection:
+            (row,) = chargeback_of(connection, period, demo_plan(), ("tenant",), EVERYTHING).rows
+        assert row["used_basis"] == "mixed"
+
+
+def test_an_odd_cent_goes_to_the_older_allocation_whatever_tenants_are_called(store: Store, minutes: Any) -> None:
+    minutes.device(0, allocated_us=MINUTE_US)
+    plan = parse_plan(
+        b'schema="poolmeter.plan/1"\nname="p"\nversion=1\ncurrency="EUR"\n[[prices]]\nfrom=2000-01-01\ndevice_hour={"*"="0.6"}', "p"
+    )
+    minutes.slice(0, "zeta", 30_000_000, 0, allocation_id="a1")
+    minutes.slice(0, "acme", 30_000_000, 0, allocation_id="a2")
+    rows = chargeback_of(store(minutes.records), DAY, plan, ("tenant",), EVERYTHING).rows
+    assert [(row["tenant"], row["cost"]) for row in rows] == [("acme", Decimal("0.00")), ("zeta", Decimal("0.01"))]
+
+
+def test_a_crowded_minute_is_dealt_out_to_the_last_microsecond(store: Store, minutes: Any) -> None:
+    minutes.device(0, allocated_us=MINUTE_US, down_us=0)
+    for tenant, used_us in (("a", 30_000_000), ("b", 30_000_000), ("c", 30_000_001)):
+        minutes.slice(0, tenant, 20_000_000, used_us)
+    with store(minutes.records) as connection:
+        found = read_shares(connection, Calendar.of(DAY), "used", (), 1)
+    # 60 s x 30 / 90.000001: floors leave one or two microseconds, dealt to the largest remainders.
+    exact = {name: MINUTE_US * used / Fraction(90_000_001) for name, used in (("a", 30_000_000), ("b", 30_000_000), ("c", 30_000_001))}
+    paid = {share.tenant: share.us for share in found.shares if share.line == "usage"}
+    assert sum(paid.values()) == MINUTE_US and found.scaled_minutes == 1
+    assert all(abs(paid[name] - exact[name]) < 1 for name in exact)
 
 
 def test_allocated_basis_by_hand(store: Store, hour: Any) -> None:
