@@ -21,7 +21,7 @@ from poolmeter.enforcer.decisions import DecisionPoll
 from poolmeter.enforcer.inventory import NvmlInventory
 from poolmeter.enforcer.journal import Journal
 from poolmeter.enforcer.nodes import KnownNode, choose, first, known_nodes, show
-from poolmeter.enforcer.options import add_allocation_options, add_run_folder, request_of
+from poolmeter.enforcer.options import add_allocation_options, add_run_folder, caller_uid, request_of
 from poolmeter.enforcer.request import ResizeRequest, check_id
 from poolmeter.enforcer.run import simulated_environment
 from poolmeter.errors import BadInput, Unavailable
@@ -127,7 +127,7 @@ class AllocationCreate:
         add_allocation_options(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        request = request_of(args, owned=False, enforcement="cooperative")
+        request = request_of(args, owned=False, uid=caller_uid())
         nodes = choose(known_nodes(args.run_folder, args.data), args.node)
 
         def create(node: KnownNode, last: bool) -> Allocation:

@@ -13,7 +13,7 @@ from poolmeter.model.units import parse_percent, parse_size
 def add_allocation_options(parser: argparse.ArgumentParser) -> None:
     """The options of contract and reference page docs/reference/allocation-options.md."""
     who = parser.add_argument_group("who it is for")
-    who.add_argument("--tenant", metavar="T", help="who is billed (your user name)")
+    who.add_argument("--tenant", metavar="T", help="who is billed (the user name)")
     who.add_argument("--project", metavar="P", help="project, a label")
     who.add_argument("--user", metavar="U", help="user, a label")
     who.add_argument("--workload", metavar="W", help="workload, a label")
@@ -43,12 +43,12 @@ def add_run_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", dest="run_folder", metavar="DIR", help="run folder of the node's enforcer ($POOLMETER_RUN)")
 
 
-def request_of(args: argparse.Namespace, *, owned: bool, enforcement: str) -> AllocationRequest:
-    """The request behind parsed options. Raises BadInput."""
+def request_of(args: argparse.Namespace, *, owned: bool, uid: int) -> AllocationRequest:
+    """The request behind parsed options, for this user where no tenant is named. Raises BadInput."""
     return check_request(
         AllocationRequest(
             labels=Labels(
-                tenant=args.tenant if args.tenant is not None else user_name(caller_uid()),
+                tenant=args.tenant if args.tenant is not None else user_name(uid),
                 project=args.project,
                 user=args.user,
                 workload=args.workload,
@@ -68,7 +68,6 @@ def request_of(args: argparse.Namespace, *, owned: bool, enforcement: str) -> Al
             cpu_milli=args.cpu,
             host_memory_bytes=None if args.host_memory is None else parse_size(args.host_memory, "host memory"),
             on_fault=args.on_fault,
-            enforcement=enforcement,
             owned=owned,
         )
     )

@@ -67,7 +67,7 @@ class Run:
         if not command:
             raise BadInput("command is empty, expected poolmeter run [OPTIONS] -- CMD …")
         uid = _target_uid(args.run_as)
-        request = request_of(args, owned=True, enforcement="cooperative")
+        request = request_of(args, owned=True, uid=uid)
         hook = native_path(HOOK_LIBRARY)
         with _desk(args) as desk:
 
@@ -153,8 +153,8 @@ def _private_card() -> Iterator[Desk]:
 
     with tempfile.TemporaryDirectory(prefix="poolmeter-run-") as name:
         root = Path(name)
-        machine = Machine.create("single", root / "machine")
-        simulated = machine.environment()
+        with Machine.create("single", root / "machine") as machine:
+            simulated = machine.environment({})
         run = NodeRun(root / "run")
         book = Book(run, Journal(root / "events.jsonl"), NvmlInventory(simulated))
         book.open()
@@ -171,7 +171,8 @@ def _private_card() -> Iterator[Desk]:
 
 
 def simulated_environment(machine: Path) -> dict[str, str]:
-    """What puts a program on a simulated machine."""
+    """What puts a program on a simulated machine: LD_LIBRARY_PATH and the machine's file. Raises Unavailable when there is none."""
     from poolmeter.simulator.machine import Machine
 
-    return dict(Machine.open(machine).environment())
+    with Machine.open(machine) as opened:
+        return dict(opened.environment({}))

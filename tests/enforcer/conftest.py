@@ -181,24 +181,24 @@ class Node:
         )
 
 
-@pytest.fixture
-def make_node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
-    """`make_node("a")` starts an enforcer with four cards of 80 GiB."""
+def new_node(root: Path, name: str, count: int = 4, options: tuple[str, ...] = ()) -> Node:
+    """An enforcer not started yet, with `count` cards of 80 GiB."""
+    (root / "python").mkdir(parents=True)
+    (root / "python" / "pynvml.py").write_text(FAKE_PYNVML)
+    (root / "cards").write_text("".join(f"GPU-{name}-{index} {80 * GIB}\n" for index in range(count)))
+    config = root / "config.toml"
+    config.write_text(f'[node]\nname = "{name}"\n[enforcer]\ncollector = "http://127.0.0.1:9"\n')
+    path = os.pathsep.join([str(root / "python"), *(part for part in sys.path if part)])
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("POOLMETER_R", "POOLMETER_D", "POOLMETER_SIM"))}
+    environment |= {"PYTHONPATH": path, "FAKE_CARDS": str(root / "cards"), "POOLMETER_CONFIG": str(config)}
+    return Node(root, environment, options=list(options))
+
+
+def maker(root: Path) -> Iterator[Callable[..., Node]]:
     nodes: list[Node] = []
 
     def make(name: str = "node", count: int = 4, options: tuple[str, ...] = (), start: bool = True) -> Node:
-        root = tmp_path / name
-        (root / "python").mkdir(parents=True)
-        (root / "python" / "pynvml.py").write_text(FAKE_PYNVML)
-        (root / "cards").write_text("".join(f"GPU-{name}-{index} {80 * GIB}\n" for index in range(count)))
-        config = root / "config.toml"
-        config.write_text(f'[node]\nname = "{name}"\n[enforcer]\ncollector = "http://127.0.0.1:9"\n')
-        path = os.pathsep.join([str(root / "python"), *(part for part in sys.path if part)])
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(("POOLMETER_R", "POOLMETER_D", "POOLMETER_SIM"))
-        }
-        environment |= {"PYTHONPATH": path, "FAKE_CARDS": str(root / "cards"), "POOLMETER_CONFIG": str(config)}
-        node = Node(root, environment, options=list(options))
+        node = new_node(root / name, name, count, options)
         nodes.append(node)
         if start:
             node.start()
@@ -208,3 +208,15 @@ def make_node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     for node in nodes:
         if node.process is not None and node.process.poll() is None:
             node.kill()
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    """`make_node("a")` starts an enforcer with four cards of 80 GiB."""
+    yield from maker(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def make_shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Node]]:
+    """The same for the tests of a module together, where nothing is killed."""
+    yield from maker(tmp_path_factory.mktemp("node"))

@@ -79,7 +79,7 @@ def test_killed_at_random_it_keeps_what_it_acknowledged(
     node = make_node("alpha")
     listed = cards().listed[0]
     acknowledged = 0
-    for number in rounds(12, 300):
+    for number in rounds(12, 1000):
         tenants = Tenants(node, rng.randrange(1 << 30))
         time.sleep(rng.uniform(0.02, 0.25))
         node.kill()
@@ -110,7 +110,7 @@ def test_runs_and_enforcer_killed_at_random_leave_no_promise(
     make_node, rng: random.Random, rounds: Callable[[int, int], Iterator[int]]
 ) -> None:
     node = make_node("alpha")
-    for _ in rounds(4, 100):
+    for _ in rounds(4, 300):
         words = [sys.executable, "-m", "poolmeter.cli", "run", "--quiet", "--compute", "10", "--", "sleep", str(rng.choice([0, 0.2, 600]))]
         environment = {**node.environment, "POOLMETER_RUN": str(node.run.root)}
         running = [subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) for _ in range(3)]

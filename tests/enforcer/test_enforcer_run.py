@@ -21,12 +21,19 @@ def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.fixture(scope="module")
+def node(make_shared_node):
+    return make_shared_node("alpha")
+
+
 @pytest.fixture
-def node(make_node):
-    return make_node("alpha")
+def events(node):
+    """`events()`: what was journalled since the test began."""
+    before = len(tuple(read_events(node.journal)))
+    return lambda: list(read_events(node.journal))[before:]
 
 
-def test_run_passes_the_exit_status_output_and_arguments_through(node) -> None:
+def test_run_passes_the_exit_status_output_and_arguments_through(node, events) -> None:
     done = node.poolmeter(
         "run",
         "--tenant",
@@ -43,7 +50,7 @@ def test_run_passes_the_exit_status_output_and_arguments_through(node) -> None:
     assert done.returncode == 7
     assert done.stdout == "['--debug', '--']\n"
     assert done.stderr.startswith("poolmeter: allocation a-") and done.stderr.count("\n") == 1
-    assert [event.kind for event in read_events(node.journal)] == ["created", "released"]
+    assert [event.kind for event in events()] == ["created", "released"]
     assert node.client.list() == ()
 
 
@@ -68,11 +75,11 @@ def test_exit_statuses_are_those_of_a_shell(node, command: list[str], status: in
     assert node.client.list() == ()
 
 
-def test_a_refusal_is_125_and_journalled_with_its_demand(node) -> None:
+def test_a_refusal_is_125_and_journalled_with_its_demand(node, events) -> None:
     done = node.poolmeter("run", "--memory", "90G", "--tenant", "acme", "--", "true")
     assert done.returncode == 125
     assert "90.0 GiB is asked, the card has 80.0 GiB" in done.stderr
-    (event,) = read_events(node.journal)
+    (event,) = events()
     assert (event.kind, event.tenant, event.outcome) == ("refused", "acme", "refused")
     assert event.demand == {"devices": 1, "memory_bytes": 90 << 30, "mode": "hook", "models": [], "promise_ppm": 1_000_000}
 
@@ -180,7 +187,8 @@ def test_a_killed_run_holds_its_promise_until_the_program_ends_and_no_longer(nod
     assert (last.kind, last.reason) == ("released", "its owner has ended")
 
 
-def test_a_run_whose_enforcer_dies_ends_well_and_is_released_at_the_next_start(node) -> None:
+def test_a_run_whose_enforcer_dies_ends_well_and_is_released_at_the_next_start(make_node) -> None:
+    node = make_node("beta")
     running = start(node, "--", "sh", "-c", "echo up; exec sleep 600")
     assert running.stdout is not None
     running.stdout.readline()
