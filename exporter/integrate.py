@@ -4,14 +4,15 @@ Counters integrate at their source, so a tick that comes late (or an exporter th
 the minutes between, pro rata. Gauges are integrated only over ticks in time; elsewhere they are unknown and completeness says so.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from poolmeter.exporter.allocations import AllocationReading
 from poolmeter.exporter.attribution import OwnAllocations, ProcessKey
+from poolmeter.exporter.baseline import rebase, reset
 from poolmeter.exporter.closing import close_minute
 from poolmeter.exporter.ledger import DeviceLedger, Ledger, ProcessLedger, SliceLedger
-from poolmeter.exporter.spread import minutes_between, spread, spread_time
+from poolmeter.exporter.spread import Gains, minutes_between, spread, spread_time
 from poolmeter.model.allocation import AllocationState
 from poolmeter.model.units import MINUTE_US
 from poolmeter.model.usage import UsageRecord
@@ -41,19 +42,6 @@ class Outcome:
     tampered: list[tuple[str, str | None, str]] = field(default_factory=list)  # allocation, device, reason
 
 
-class _Gains:
-    """What was gained between two ticks, by piece."""
-
-    def __init__(self, pieces: list[tuple[int, int]]) -> None:
-        self.lengths = [end - start for start, end in pieces]
-        self.add: list[list[Callable[[], None]]] = [[] for _ in pieces]
-
-    def of(self, target: object, name: str, parts: Iterable[int]) -> None:
-        """Note that `parts` are to be added to an attribute (None counts as 0), piece by piece."""
-        for index, part in enumerate(parts):
-            self.add[index].append(lambda part=part: setattr(target, name, (getattr(target, name) or 0) + part))  # type: ignore[misc]
-
-
 class Integrator:
     """Counts into a ledger. `live_us`: a tick within this time of the last one is in time."""
 
@@ -75,7 +63,7 @@ class Integrator:
             self._baseline(seen)
         if not pieces:
             return outcome
-        gains = _Gains(pieces)
+        gains = Gains(pieces)
         live = until_us - ledger.cursor_us <= self._live_us
         metered = self._slices(seen, gains, outcome)
         self._devices(seen, gains, live)
@@ -132,7 +120,7 @@ class Integrator:
         for reading in seen.allocations.values():
             for uuid in reading.meter.device_uuids if reading.meter else ():
                 assert reading.meter is not None
-                _rebase(self._slice(uuid, reading.id), reading.meter, uuid)
+                rebase(self._slice(uuid, reading.id), reading.meter, uuid)
                 for slot in reading.meter.slots:
                     host = self._attribution.host_of(reading.id, slot)
                     if uuid in slot.devices and host is not None:
@@ -178,7 +166,7 @@ class Integrator:
 
     # ---- hook counters -----------------------------------------------------------------------------------------------------------
 
-    def _slices(self, seen: Observation, gains: _Gains, outcome: Outcome) -> set[str]:
+    def _slices(self, seen: Observation, gains: Gains, outcome: Outcome) -> set[str]:
         """Gains of every meter; the keys of the slices whose meter was read."""
         metered: set[str] = set()
         marked = set(self.ledger.tampered)
@@ -211,14 +199,14 @@ class Integrator:
         return metered
 
     def _slice_gain(
-        self, uuid: str, reading: AllocationReading, meter: MeterReading, gains: _Gains, faults: list[tuple[str, str | None, str]]
+        self, uuid: str, reading: AllocationReading, meter: MeterReading, gains: Gains, faults: list[tuple[str, str | None, str]]
     ) -> None:
         part, device, total = self._slice(uuid, reading.id), self.ledger.devices[uuid], meter.total(uuid)
         if part.page != meter.created_ns:
             # Another page under the same name: its counters began at zero with it.
             for process in [key for key, p in self.ledger.processes.items() if p.hooked and p.allocation_id == reading.id]:
                 del self.ledger.processes[process]
-            _reset(part, meter.created_ns)
+            reset(part, meter.created_ns)
         busy = total.busy_ns // 1000
         spare = device.parts.span_us - part.m_used_us
         delta = busy - part.base_busy_us
@@ -260,7 +248,7 @@ class Integrator:
             part.m_memory_peak = max(part.m_memory_peak or 0, peak)
             part.base_memory_peak = peak
 
-    def _slot_gains(self, uuid: str, reading: AllocationReading, meter: MeterReading, part: SliceLedger, gains: _Gains) -> None:
+    def _slot_gains(self, uuid: str, reading: AllocationReading, meter: MeterReading, part: SliceLedger, gains: Gains) -> None:
         prefix = f"{uuid}|{reading.id}|"
         present = set()
         for slot in meter.slots:
@@ -287,7 +275,7 @@ class Integrator:
                 self._process_gain(process, final, gains)
         part.base_retired_busy_us, part.base_retired_launches = retired.busy_ns // 1000, retired.launches
 
-    def _process_gain(self, process: ProcessLedger, counters: DeviceCounters, gains: _Gains) -> None:
+    def _process_gain(self, process: ProcessLedger, counters: DeviceCounters, gains: Gains) -> None:
         device = self.ledger.devices[process.device_uuid]
         gained = max(0, counters.busy_ns // 1000 - process.base_busy_us)
         parts = spread_time(min(gained, _SANE), gains.lengths, device.parts.span_us - (process.m_used_us or 0))
@@ -299,7 +287,7 @@ class Integrator:
 
     # ---- the card's own numbers --------------------------------------------------------------------------------------------------
 
-    def _devices(self, seen: Observation, gains: _Gains, live: bool) -> None:
+    def _devices(self, seen: Observation, gains: Gains, live: bool) -> None:
         for uuid, reading in (seen.devices or {}).items():
             device = self.ledger.devices[uuid]
             if reading.busy_us_total is not None:
@@ -322,7 +310,7 @@ class Integrator:
                         gains.of(device, "energy_uj_total", parts)
                 device.energy_raw = reading.energy_uj_total
 
-    def _unhooked(self, seen: Observation, gains: _Gains, live: bool) -> None:
+    def _unhooked(self, seen: Observation, gains: Gains, live: bool) -> None:
         """Programs without the hook: listed by the card, with no live slot behind them."""
         self.unhooked = {}
         for process in self.ledger.processes.values():
@@ -342,7 +330,7 @@ class Integrator:
                     continue
                 self._unhooked_process(device, found, seen.origin, gains)
 
-    def _unhooked_process(self, device: DeviceLedger, found: ProcessReading, origin: str, gains: _Gains) -> None:
+    def _unhooked_process(self, device: DeviceLedger, found: ProcessReading, origin: str, gains: Gains) -> None:
         assert found.start_ticks is not None
         key = f"{device.uuid}|{found.pid}|{found.start_ticks}"
         process = self.ledger.processes.get(key)
@@ -412,24 +400,3 @@ class Integrator:
                 held = min(sum(slot.devices[uuid].memory.values()), device.memory_total_bytes)
                 process.m_memory_used_bus = (process.m_memory_used_bus or 0) + held * length
                 process.m_memory_peak = max(process.m_memory_peak or 0, held)
-
-
-def _reset(part: SliceLedger, page: int) -> None:
-    part.page = page
-    part.base_busy_us = part.base_launches = part.base_graph_launches = part.base_throttled_us = part.base_denied = 0
-    part.base_denied_bytes = part.base_faults = part.base_memory_peak = part.base_retired_busy_us = part.base_retired_launches = 0
-    part.backlog_us = 0
-
-
-def _rebase(part: SliceLedger, meter: MeterReading, uuid: str) -> None:
-    """Take what the page says now as counted."""
-    total = meter.total(uuid)
-    part.page = meter.created_ns
-    part.base_busy_us = total.busy_ns // 1000
-    part.base_launches, part.base_graph_launches = total.launches, total.graph_launches
-    part.base_throttled_us = total.throttled_ns // 1000
-    part.base_denied = total.denied_limit + total.denied_card + total.denied_device
-    part.base_denied_bytes = total.denied_limit_bytes + total.denied_card_bytes
-    part.base_faults = total.internal_faults
-    part.base_memory_peak = meter.shared[uuid].memory_peak
-    part.base_retired_busy_us, part.base_retired_launches = meter.retired[uuid].busy_ns // 1000, meter.retired[uuid].launches

@@ -15,7 +15,7 @@ from poolmeter.exporter.sampler import LENGTH
 from poolmeter.model.plain import from_plain
 from poolmeter.vendors.reading import VendorReading
 
-_RESTART_AFTER_S = 2.0  # a child that dies at once is not started in a tight loop
+RESTART_AFTER_S = 2.0  # a child that dies at once is not started in a tight loop
 
 
 class Source(Protocol):
@@ -46,6 +46,7 @@ class SamplerProcess:
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        restart_after_s: float = RESTART_AFTER_S,
     ) -> None:
         self.name = vendor
         self.restarts = 0
@@ -53,6 +54,7 @@ class SamplerProcess:
         self._environment = environment
         self._command = command or (sys.executable, "-m", "poolmeter.exporter.sampler", vendor)
         self._monotonic = monotonic
+        self._restart_after_s = restart_after_s
         self._child: subprocess.Popen[bytes] | None = None
         self._asked: float | None = None
         self._started = float("-inf")
@@ -89,7 +91,7 @@ class SamplerProcess:
 
     def _start(self) -> bool:
         now = self._monotonic()
-        if now - self._started < _RESTART_AFTER_S:
+        if now - self._started < self._restart_after_s:
             return False
         self._started = now
         try:

@@ -114,7 +114,6 @@ def _slice(
     assert promise is not None
     memory = min(meter.shared[uuid].memory_bytes, ledger.devices[uuid].memory_total_bytes) if meter else None
     processes = sum(uuid in slot.devices and slot.locked is not False for slot in meter.slots) if meter else None
-    total = meter.total(uuid) if meter else None
     rules = sharing_of(allocation.mode)
     device = (seen.devices or {}).get(uuid)
     sharers = sum(promise_of(other, uuid) is not None for other in ledger.timeline.standing.values())
@@ -155,13 +154,13 @@ def _slice(
         memory_used_bytes=memory,
         memory_peak_bytes=min(meter.shared[uuid].memory_peak, ledger.devices[uuid].memory_total_bytes) if meter else None,
         busy_us_total=part.base_busy_us if meter else None,
-        launches_total=part.base_launches if total else None,
-        graph_launches_total=part.base_graph_launches if total else None,
-        throttled_us_total=part.base_throttled_us if total else None,
-        denied_allocations_total=part.base_denied if total else None,
+        launches_total=part.base_launches if meter else None,
+        graph_launches_total=part.base_graph_launches if meter else None,
+        throttled_us_total=part.base_throttled_us if meter else None,
+        denied_allocations_total=part.base_denied if meter else None,
         energy_uj_total=part.energy_uj_total,
         last_activity_us=part.last_activity_us,
-        hook_faults_total=part.base_faults if total else None,
+        hook_faults_total=part.base_faults if meter else None,
         processes=processes,
     )
 

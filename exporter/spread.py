@@ -1,4 +1,6 @@
-"""Spreading what a counter gained over the minutes it was gained in; pure, and exact."""
+"""Spreading what a counter gained over the minutes it was gained in, exactly."""
+
+from collections.abc import Callable, Iterable
 
 from poolmeter.model.units import MINUTE_US, split_exactly
 
@@ -30,3 +32,16 @@ def spread_time(amount: int, lengths: list[int], spare: int) -> list[int]:
     if any(part > room for part, room in zip(parts, rooms, strict=True)):
         parts = split_exactly(amount, rooms)
     return parts
+
+
+class Gains:
+    """What was gained between two ticks, by piece."""
+
+    def __init__(self, pieces: list[tuple[int, int]]) -> None:
+        self.lengths = [end - start for start, end in pieces]
+        self.add: list[list[Callable[[], None]]] = [[] for _ in pieces]
+
+    def of(self, target: object, name: str, parts: Iterable[int]) -> None:
+        """Note that `parts` are to be added to an attribute (None counts as 0), piece by piece."""
+        for index, part in enumerate(parts):
+            self.add[index].append(lambda part=part: setattr(target, name, (getattr(target, name) or 0) + part))  # type: ignore[misc]

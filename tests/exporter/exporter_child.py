@@ -43,7 +43,7 @@ def main() -> None:
     server.start()
     print(server.url, flush=True)
     while True:
-        time.sleep(0.02)
+        time.sleep(0.05)
         agent.turn(0)
 
 

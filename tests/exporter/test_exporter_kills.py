@@ -1,6 +1,7 @@
 """kill -9 of a real exporter process, while its meter grows and a collector pulls: nothing lost, nothing twice."""
 
 import contextlib
+import itertools
 import json
 import random
 import subprocess
@@ -61,7 +62,7 @@ def test_kill_at_any_moment(tmp_path: Path, rng: random.Random, rounds: Callable
     collector = Collector()
     child: subprocess.Popen[str] | None = None
     try:
-        for turn in rounds(8, 1000):
+        for turn in rounds(5, 1000):
             child = subprocess.Popen([sys.executable, str(CHILD), str(tmp_path), str(base_ns)], stdout=subprocess.PIPE, text=True)
             assert child.stdout is not None
             url = child.stdout.readline().strip()
@@ -81,10 +82,11 @@ def test_kill_at_any_moment(tmp_path: Path, rng: random.Random, rounds: Callable
         child = subprocess.Popen([sys.executable, str(CHILD), str(tmp_path), str(base_ns)], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         url = child.stdout.readline().strip()
-        wait_until = time.monotonic() + 20
+        wait_until = time.monotonic() + 60
         while time.monotonic() < wait_until and used(collector) < busy[0] // 1000:
             time.sleep(0.1)
-            collector.pull(url, acknowledge=True)
+            with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+                collector.pull(url, acknowledge=True)
     finally:
         stop.set()
         if child is not None:
@@ -96,7 +98,7 @@ def test_kill_at_any_moment(tmp_path: Path, rng: random.Random, rounds: Callable
     assert used(collector) == busy[0] // 1000
     devices = [row for row in collector.rows.values() if row["kind"] == "device"]
     spans = sorted((row["start_us"], row["start_us"] + row["span_us"]) for row in devices)  # type: ignore[operator]
-    assert all(first[1] == second[0] for first, second in zip(spans, spans[1:], strict=False))
+    assert all(first[1] == second[0] for first, second in itertools.pairwise(spans))
     assert all(row["span_us"] == MINUTE_US for row in devices[1:])
     parts = [row for row in collector.rows.values() if row["kind"] == "slice"]
     assert sum(row["launches"] for row in parts) == busy[0] // 50_000_123  # type: ignore[misc]

@@ -262,7 +262,6 @@ int main(int argc, char **argv) {
         pm_tracker_init(&t->tracker, &driver, &t->counters);
         t->tracker.board = board;
         t->tracker.seat = pm_board_sit(board, (uint64_t)i);
-        t->tracker.random = (uint64_t)i;
     }
     for (;;) {
         current = -1;

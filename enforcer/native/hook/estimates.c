@@ -34,6 +34,7 @@ struct pm_estimate *pm_estimate_find(struct pm_estimates *table, uint64_t key) {
 
 void pm_estimate_reset(struct pm_estimate *entry) {
     __atomic_store_n(&entry->samples, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&entry->begun, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->lone, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->ns, 0, __ATOMIC_RELAXED);
     entry->shared = 0;

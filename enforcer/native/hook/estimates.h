@@ -16,10 +16,10 @@ struct pm_estimate {
     uint32_t samples;    /* measured, trusted or not */
     uint32_t lone;       /* of these, with the device to itself */
     int32_t countdown;   /* launches until the next sample */
-    uint32_t spare;
+    uint32_t begun;      /* of the first samples, those begun */
     uint64_t shared_ns;  /* charged on the strength of shared spans alone */
     uint32_t shared;     /* launches charged so */
-    uint32_t spare2;
+    uint32_t random;
 };
 
 struct pm_estimates;
@@ -36,14 +36,33 @@ static inline uint64_t pm_mix(uint64_t hash, uint64_t value) {
     return hash ^ hash >> 29;
 }
 
-/* Whether this launch is to be timed; counts it. */
+/* Launches from one sample to the next, on average. */
+static inline uint32_t pm_estimate_every(const struct pm_estimate *entry) {
+    uint64_t ns = __atomic_load_n(&entry->ns, __ATOMIC_RELAXED);
+    uint64_t every = PM_SAMPLE_BUDGET_NS / (ns ? ns : PM_UNKNOWN_NS);
+    return every < 1 ? 1 : every > 1000 ? 1000 : (uint32_t)every;
+}
+
+/* Whether this launch is to be timed; counts it. The result is not known before long, so the next one is set at once. */
 static inline bool pm_estimate_due(struct pm_estimate *entry) {
     uint64_t ns = __atomic_load_n(&entry->ns, __ATOMIC_RELAXED);
-    if (ns >= PM_LONG_NS || __atomic_load_n(&entry->samples, __ATOMIC_RELAXED) < PM_FIRST_SAMPLES)
+    if (ns == 0 || ns >= PM_LONG_NS) /* of an unknown kind too: it may turn out to be long */
         return true;
+    if (__atomic_load_n(&entry->begun, __ATOMIC_RELAXED) < PM_FIRST_SAMPLES) {
+        __atomic_fetch_add(&entry->begun, 1, __ATOMIC_RELAXED);
+        return true;
+    }
     int32_t left = __atomic_load_n(&entry->countdown, __ATOMIC_RELAXED) - 1;
+    if (left <= 0) {
+        /* uneven, so that a program's own rhythm does not pick always the same of its launches */
+        uint32_t every = pm_estimate_every(entry), random = entry->random * 1664525u + 1013904223u;
+        entry->random = random;
+        left = (int32_t)(every / 2 + (uint32_t)((uint64_t)random * (every + 1) >> 32) + 1);
+        __atomic_store_n(&entry->countdown, left, __ATOMIC_RELAXED);
+        return true;
+    }
     __atomic_store_n(&entry->countdown, left, __ATOMIC_RELAXED);
-    return left <= 0;
+    return false;
 }
 
 #endif

@@ -8,6 +8,7 @@
 #define SEGMENT_LAUNCHES 256u
 #define SEGMENT_NS 10000000u
 #define SLICE_NS 2000000.0     /* a turn of the device, until it is learned */
+#define TURN_NS 2270000.0      /* the same with the switching to and from it, until it is learned */
 #define PRESENCE_NS 50000000u
 #define BIN_NS 250000
 #define GAP_NS 2000u           /* between two launches of a full queue, at most */
@@ -23,9 +24,8 @@ void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver,
     tracker->counters = counters;
     tracker->seat = PM_NO_SEAT;
     tracker->reference = PM_NO_MARK;
-    tracker->random = (uint64_t)(uintptr_t)tracker ^ pm_now_ns();
     tracker->slice_ns = SLICE_NS;
-    tracker->turn_ns = SLICE_NS;
+    tracker->turn_ns = TURN_NS;
 }
 
 /* Events can be used now. Asked again under the lock: whoever begins a capture counts it first, then waits for each lock once. */
@@ -125,15 +125,6 @@ static bool position(struct pm_tracker *tracker, uint16_t mark, int64_t *ns) {
 }
 
 /* ---- learning ---------------------------------------------------------------------------------------------------- */
-
-static void next_sample(struct pm_tracker *tracker, struct pm_estimate *entry) {
-    uint64_t ns = entry->ns ? entry->ns : PM_UNKNOWN_NS;
-    uint64_t every = PM_SAMPLE_BUDGET_NS / ns;
-    every = every < 1 ? 1 : every > 1000 ? 1000 : every;
-    tracker->random = tracker->random * 6364136223846793005u + 1442695040888963407u;
-    /* uneven, so that a program's own rhythm does not pick always the same of its launches */
-    pm_poke(&entry->countdown, (int32_t)(every / 2 + (tracker->random >> 33) % (every + 1) + 1));
-}
 
 static void set_estimate(struct pm_estimate *entry, double ns) {
     pm_poke(&entry->ns, ns < 500 ? 500 : (uint64_t)ns);
@@ -238,8 +229,9 @@ static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *en
         if (turns > 0 && entry->lone && entry->samples > 4 && known < 2 * tracker->slice_ns && span > known)
             learn_turn(tracker, span - known, turns * segment->neighbours);
         bool close = mine > 0.8 * known && mine < 1.25 * known;
-        if (entry->lone && (close || turns > 0)) {
-            if (turns == 0)
+        if (entry->lone && (close || turns > 0) && mine > 0) {
+            /* launches of one kind can differ in length; leaving out those that met a neighbour would leave out the long ones */
+            if (turns == 0 || (tracker->turn_learned && mine < 8 * known))
                 set_estimate(entry, known + (mine - known) / 16);
             if (close)
                 return turns == 0 ? took : (uint64_t)known;
@@ -327,7 +319,6 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
         took = took < 500 ? 500 : took;
         cost = segment->neighbours ? shared_sample(tracker, segment->entry, (uint64_t)took, segment)
                                    : lone_sample(tracker, segment->entry, (uint64_t)took, segment);
-        next_sample(tracker, segment->entry);
     } else {
         uint64_t upper = (uint64_t)span, gaps = (uint64_t)segment->launches * GAP_NS;
         if (cost > upper)

@@ -44,6 +44,7 @@ class _Card:
     rates_us: int | None = None  # when utilisation rates were last integrated
     sample_us: int | None = None  # newest utilisation sample taken
     process_sample_us: int | None = None
+    process_samples: bool = False  # whether the card tells the use of processes
     processes: dict[int, _Busy] = field(default_factory=dict)
 
 
@@ -192,7 +193,8 @@ class NvidiaVendor:
         try:
             _, samples = self._call(nvml.nvmlDeviceGetSamples, card.handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, card.sample_us or 0)
         except nvml.NVMLError as fault:
-            if getattr(fault, "value", None) == nvml.NVML_ERROR_NOT_FOUND and card.sample_us is not None:
+            if getattr(fault, "value", None) == nvml.NVML_ERROR_NOT_FOUND:
+                card.busy_us = card.busy_us or 0
                 return  # nothing new in the buffer; the next sample covers the time
             errors.append(f"nvmlDeviceGetSamples: {fault}")
             if utilization_ppm is not None:
@@ -206,7 +208,7 @@ class NvidiaVendor:
         fresh = [(at, value) for at, value in fresh if at > (card.sample_us or 0)]
         if card.sample_us is None:
             # What lies in the buffer at the first look was used before anybody watched.
-            card.sample_us = fresh[-1][0] if fresh else now_us
+            card.sample_us = fresh[-1][0] if fresh else None
             card.busy_us = card.busy_us or 0
             return
         for at, value in fresh:
@@ -214,7 +216,11 @@ class NvidiaVendor:
             card.sample_us = at
 
     def _integrate_processes(self, card: _Card, errors: list[str]) -> None:
-        """Adds each process's samples to its total; together they never exceed the time since the last look."""
+        """Adds each process's samples to its total; together they never exceed the time since the last look.
+
+        One entry of a process is its mean over all sample periods since the last look, whenever in them it was active; of several
+        entries each is the mean since the one before. The newest sample of the device says how far those periods reach.
+        """
         nvml = self._nvml
         now_us = time.time_ns() // 1000
         last = card.process_sample_us
@@ -231,25 +237,26 @@ class NvidiaVendor:
                     errors.append(f"nvmlDeviceGetProcessUtilization: {fault}")
                     return
                 break
+        card.process_samples = True
         # The driver has been seen to return a hundred zero entries and absurd values: only what is newer and non-zero counts.
         fresh = sorted((int(s.timeStamp), int(s.pid), min(100, int(s.smUtil))) for s in samples if int(s.timeStamp) > (last or 0))
-        if last is None:
-            card.process_sample_us = fresh[-1][0] if fresh else now_us
-            return
-        if not fresh:
-            return
-        newest = fresh[-1][0]
-        previous: dict[int, int] = {}
-        used: dict[int, int] = {}
+        newest = max([at for at, _, _ in fresh] + [at for at in (card.sample_us, last) if at is not None], default=None)
+        card.process_sample_us = newest
+        if last is None or newest is None:
+            return  # what lies in the buffer at the first look was used before anybody watched
+        entries: dict[int, list[tuple[int, int]]] = {}
         for at, pid, value in fresh:
-            used[pid] = used.get(pid, 0) + value * (at - previous.get(pid, last)) // 100
-            previous[pid] = at
+            entries.setdefault(pid, []).append((at, value))
+        used: dict[int, int] = {}
+        for pid, mine in entries.items():
+            ends = [at for at, _ in mine[:-1]] + [newest if len(mine) == 1 else mine[-1][0]]
+            starts = [last, *ends[:-1]]
+            used[pid] = sum(value * (end - start) // 100 for (_, value), start, end in zip(mine, starts, ends, strict=True))
         total, window = sum(used.values()), newest - last
         for pid, amount in used.items():
             busy = self._process(card, pid, now_us)
             if busy is not None:
                 busy.total_us += amount * window // total if total > window else amount
-        card.process_sample_us = newest
 
     def _process(self, card: _Card, pid: int, now_us: int) -> _Busy | None:
         """What is kept of the process that has `pid` now; None for a pid that nobody ever saw (samples outlive their process)."""
@@ -282,7 +289,7 @@ class NvidiaVendor:
             self._process(card, pid, now_us)
         for pid in [pid for pid, busy in card.processes.items() if now_us - busy.seen_us > _FORGET_AFTER_US]:
             del card.processes[pid]
-        measured = card.process_sample_us is not None
+        measured = card.process_samples
         readings = []
         for pid in sorted(memory.keys() | card.processes.keys()):
             busy = card.processes.get(pid)
