@@ -82,8 +82,14 @@ def test_pages_with_an_empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert metrics(app)["Busy"] == "unknown"
 
 
-@pytest.mark.parametrize(("basis", "flag"), [("As the plan says", []), ("Used", ["--basis", "used"])])
-@pytest.mark.parametrize("by", [("tenant",), ("tenant", "node"), ("day", "tenant")])
+@pytest.mark.parametrize(
+    ("by", "basis", "flag"),
+    [
+        (("tenant",), "As the plan says", []),
+        (("tenant", "node"), "Used", ["--basis", "used"]),
+        (("day", "tenant"), "Allocated", ["--basis", "allocated"]),
+    ],
+)
 def test_bill_is_the_command_lines(data: Path, by: tuple[str, ...], basis: str, flag: list[str]) -> None:
     app = page("bill")
     app.selectbox[0].set_value("Last 7 days")
