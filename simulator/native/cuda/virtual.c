@@ -20,6 +20,7 @@ struct mapping {
     uintptr_t at;
     size_t bytes;
     struct physical *physical;
+    bool open; /* access was given */
     struct mapping *next;
 };
 
@@ -220,6 +221,7 @@ CUresult CUDAAPI cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessD
         if (map->at >= at && map->at + map->bytes <= at + bytes) {
             mprotect((void *)map->at, map->bytes,
                      access[0].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE ? PROT_NONE : PROT_READ | PROT_WRITE);
+            map->open = access[0].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
             covered += map->bytes;
         }
     cuda_unlock();
@@ -233,7 +235,7 @@ CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUmemLocation *
     cuda_lock();
     for (const struct mapping *map = mappings; map != NULL; map = map->next)
         if (at - map->at < map->bytes) {
-            *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+            *flags = map->open ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
             rc = CUDA_SUCCESS;
         }
     cuda_unlock();
@@ -245,7 +247,7 @@ bool virtual_device(uintptr_t at, int *device, size_t *left) { /* under our lock
         if (at - map->at < map->bytes) {
             *device = map->physical->device;
             *left = map->bytes - (at - map->at);
-            return true;
+            return map->open;
         }
     return false;
 }
