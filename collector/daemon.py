@@ -30,6 +30,7 @@ from poolmeter.report import write_whole
 _log = logging.getLogger("poolmeter.collector")
 MAINTENANCE_S = 30.0
 LAST_PULL_S = 5.0
+GAP_S = 1.0
 SPREAD_ABOVE = 8  # so many nodes are asked at once at the start; more are spread over the interval
 
 
@@ -98,7 +99,7 @@ async def _serve(
     known = store.state.nodes
     rows = {url: known.get(url) or NodeRow(url, None, None, None, "new") for url in settings.nodes}
     names = Names(rows)
-    publisher = Publisher(store, forget=[url for url in known if url not in rows])
+    publisher = Publisher(store, forget=[url for url in known if url not in rows], gap_s=min(GAP_S, settings.pull.interval_s / 4))
     connector = aiohttp.TCPConnector(limit=0, limit_per_host=4)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False, trust_env=False) as session:
         pullers = [
@@ -121,6 +122,7 @@ async def _serve(
             await _announce(web, serving, server, settings)
             await asyncio.wait({stopping, serving, publishing}, return_when=asyncio.FIRST_COMPLETED)
             await _cancel(working)
+            publisher.hurry()
             if not publishing.done():
                 await _last_pulls(pullers, min(LAST_PULL_S, settings.pull.timeout_s))
         finally:

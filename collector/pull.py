@@ -132,7 +132,7 @@ class NodePuller:
             now = self._clock.wall_us()
             batch = await asyncio.to_thread(self._checked, answer, now) if answer.table.num_rows else None
             self._take_lag(answer, now)
-            self.status.row = await self._publisher.publish(Update(self._row(answer, found, warning, now), batch, found))
+            self.status.row = await self._publisher.publish(Update(self._row(answer, found, warning, now), batch, found, answer.more))
             if batch is not None:
                 self.status.rows += batch.checked.good.num_rows
                 self.status.quarantined += sum(row.rows for row in batch.checked.bad)

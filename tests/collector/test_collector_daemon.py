@@ -173,7 +173,7 @@ async def test_a_second_collector_and_a_taken_port_are_refused_in_one_sentence(t
         (["--interval", "0"], 2, "--interval is 0.0, expected 0.2 to 3600 seconds"),
         (["--port", "70000"], 2, "--port is 70000, expected 0 to 65535"),
         (["--host", "203.0.113.7", "--port", "0"], 3, "cannot listen on 203.0.113.7"),
-        (["--data", "/proc/nothing"], 3, "cannot be written"),
+        (["--data", "/proc/nothing", "--port", "0"], 3, "cannot be written"),
     ],
 )
 async def test_bad_flags_end_with_one_sentence(tmp_path: Path, words: list[str], code: int, sentence: str) -> None:

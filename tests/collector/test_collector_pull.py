@@ -17,7 +17,7 @@ from poolmeter.collector import pull as pull_module
 from poolmeter.collector.catalog import query
 from poolmeter.collector.daemon import Names
 from poolmeter.collector.events import take_outcomes
-from poolmeter.collector.publisher import Publisher
+from poolmeter.collector.publisher import Publisher, Update
 from poolmeter.collector.pull import NodePuller, PullSettings
 from poolmeter.collector.store import Batch, NodeRow, Store
 from poolmeter.errors import Unavailable
@@ -254,6 +254,48 @@ async def test_pulls_that_end_together_share_a_publication(rig: Rig) -> None:
     finally:
         for fake in fakes:
             await fake.stop()
+
+
+async def test_what_one_node_sent_keeps_no_other_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = [await FakeExporter(f"n{n}").start() for n in range(4)]
+    try:
+        for fake in fakes:
+            fake.add(records(fake.node, fake.epoch, 1, 4, DAY))
+        real = rig.store.publish
+
+        def choking(batches: list[Batch], *rest: object, **more: object) -> object:
+            if any(batch.node == "n2" for batch in batches):
+                raise Unavailable("store cannot take this")
+            return real(batches, *rest, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(rig.store, "publish", choking)
+        assert sorted(await asyncio.gather(*(rig.puller(fake).pull() for fake in fakes))) == [False, True, True, True]
+        assert [len(rig.stored(fake.node)) for fake in fakes] == [4, 4, 0, 4] == [len(fake.acked) for fake in fakes]
+    finally:
+        for fake in fakes:
+            await fake.stop()
+
+
+async def test_publications_keep_their_distance_unless_more_is_waiting(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        publisher = Publisher(store, gap_s=3600.0)
+        task = asyncio.create_task(publisher.run())
+        rows = [NodeRow(f"http://n{n}", f"n{n}", None, NOW, "up") for n in range(4)]
+        async with asyncio.timeout(30):
+            await publisher.publish(Update(rows[0]))
+            waiting = [asyncio.create_task(publisher.publish(Update(row))) for row in rows[1:3]]
+            await asyncio.sleep(0.05)
+            assert publisher.publications == 1 and not any(one.done() for one in waiting)
+            await publisher.publish(Update(rows[3], urgent=True))
+            await asyncio.gather(*waiting)
+            assert publisher.publications == 2
+            last = asyncio.create_task(publisher.publish(Update(rows[0])))
+            await asyncio.sleep(0)
+            publisher.hurry()
+            await last
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def test_a_failing_node_is_asked_less_often(rig: Rig, exporter: FakeExporter, monkeypatch: pytest.MonkeyPatch) -> None:
