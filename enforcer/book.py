@@ -92,8 +92,12 @@ class Book:
             os.close(self._claim)
             self._claim = None
             raise Unavailable(f"run folder {self.run.root} has an enforcer already, expected none") from None
-        with self._lock:
-            self._reconcile(self.journal.open())
+        try:
+            with self._lock:
+                self._reconcile(self.journal.open())
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Lets go of the run folder; every allocation stays."""

@@ -4,6 +4,8 @@ Readers (the exporter) may read while it is written: a line counts once it ends 
 """
 
 import contextlib
+import fcntl
+import io
 import json
 import os
 import stat
@@ -51,18 +53,38 @@ class Journal:
         Raises DataError for a broken line before the last, and Unavailable when the file cannot be written.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = not self.path.exists()
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                raise Unavailable(f"journal {self.path} is a device or a pipe, expected a regular file")
-            if fresh:
-                sync_folder(self.path.parent)
-            body = self.path.read_bytes()
+            body = self._claim()
+            events = self._parsed(body)
+        except BlockingIOError:
+            self.close()
+            raise Unavailable(f"journal {self.path} has an enforcer already, expected none") from None
         except OSError as error:
+            self.close()
             raise Unavailable(f"journal {self.path} cannot be opened: {error.strerror}") from None
+        except BaseException:
+            self.close()
+            raise
+        if events:
+            self._sequence = max(event.sequence for event in events)
+            self._at_us = max(event.at_us for event in events)
+        return tuple(events)
+
+    def _claim(self) -> bytes:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = not self.path.exists()
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            raise Unavailable(f"journal {self.path} is a device or a pipe, expected a regular file")
+        # Another node's enforcer with the same data folder would declare this one's allocations gone.
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fresh:
+            sync_folder(self.path.parent)
+        return self.path.read_bytes()
+
+    def _parsed(self, body: bytes) -> list[JournalEvent]:
+        assert self._descriptor is not None
         events: list[JournalEvent] = []
-        lines = body.splitlines(keepends=True)
+        lines = io.BytesIO(body).readlines()  # splitlines would also end a line at a carriage return
         good = 0
         for number, line in enumerate(lines, 1):
             try:
@@ -76,10 +98,7 @@ class Journal:
                 os.fsync(self._descriptor)
                 break
             good += len(line)
-        if events:
-            self._sequence = max(event.sequence for event in events)
-            self._at_us = max(event.at_us for event in events)
-        return tuple(events)
+        return events
 
     def append(
         self,

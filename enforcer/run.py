@@ -12,6 +12,7 @@ from pathlib import Path
 from poolmeter.enforcer import namespace
 from poolmeter.enforcer.allocations import folder_of
 from poolmeter.enforcer.book import Book, Owner
+from poolmeter.enforcer.client import answers
 from poolmeter.enforcer.inventory import NvmlInventory
 from poolmeter.enforcer.journal import Journal
 from poolmeter.enforcer.launch import Ended, Prepared, hooked_environment, launch
@@ -127,7 +128,7 @@ def _give_back(desk: Desk, allocation: Allocation) -> None:
 @contextlib.contextmanager
 def _desk(args: argparse.Namespace) -> Iterator[Desk]:
     nodes = known_nodes(args.run_folder, args.data)
-    if args.simulate and not any(node.run.socket.exists() for node in nodes):
+    if args.simulate and not any(answers(node.run.socket) for node in nodes):
         with _private_card() as desk:
             yield desk
         return

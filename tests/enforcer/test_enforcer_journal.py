@@ -80,6 +80,17 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
     assert journal.append("refused", 1).sequence == 2
 
 
+def test_one_enforcer_a_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.open()
+    with pytest.raises(Unavailable, match="has an enforcer already"):
+        Journal(journal.path).open()
+    journal.close()
+    second = Journal(journal.path)
+    second.open()
+    second.close()
+
+
 def test_a_journal_that_is_no_file_is_refused() -> None:
     with pytest.raises(Unavailable, match="expected a regular file"):
         Journal(Path("/dev/full")).open()
