@@ -22,6 +22,7 @@ from poolmeter.enforcer.request import AllocationRequest
 from poolmeter.errors import BadInput, PoolmeterError, Refused, Unavailable
 from poolmeter.model.allocation import Allocation
 from poolmeter.native import native_path
+from poolmeter.pages.native import HOOK_LIBRARY
 from poolmeter.places import NodeRun
 from poolmeter.report import write_whole
 
