@@ -1,5 +1,5 @@
 /*
- * A program of the driver API for the hook's tests: `program MODE [ARGUMENT...]`, one JSON object on standard output.
+ * A program of the driver API that puts the hook through its paces: `program MODE [ARGUMENT...]`, one JSON object on standard output.
  * Finds its functions by dlsym; `resolve` says where each way of finding them leads. Linked against nothing but libc.
  */
 #define _GNU_SOURCE
