@@ -106,6 +106,7 @@ static void integrate(struct sim_machine *m, uint32_t d, uint64_t t) {
         struct sim_context *c = &m->context[dev->active];
         struct sim_account *a = &m->process[c->process].account[d];
         ADD(m, dev->busy_ns, dt);
+        ADD(m, dev->sm_ns, c->width_ppm >= 1000000 ? dt : dt * c->width_ppm / 1000000u);
         ADD(m, dev->period_busy_ns, dt);
         ADD(m, a->busy_ns, dt);
         ADD(m, a->period_ns, dt);

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d49534d504f50ull /* "POPMSIM1" */
-#define SIM_LAYOUT 3u
+#define SIM_LAYOUT 4u
 #define SIM_ENV "POOLMETER_SIM_MACHINE"
 
 enum {
@@ -236,6 +236,7 @@ struct sim_device {
     /* truth */
     uint64_t busy_ns;
     uint64_t switched_ns;
+    uint64_t sm_ns; /* busy time weighted by the part of the card in use */
     uint64_t switches;
     uint64_t energy_pj; /* below one mJ: carried */
     uint64_t energy_mj;

@@ -1,1 +1,1 @@
-"""poolmeter.rules"""
+"""Pure rules that several components must agree on: capacity identity, slice state."""

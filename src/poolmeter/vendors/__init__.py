@@ -1,1 +1,10 @@
-"""poolmeter.vendors"""
+"""Vendors: facts about devices, one file a vendor. `VENDORS` is the list; the simulated pool is NVIDIA's code on a simulated library."""
+
+from collections.abc import Callable
+
+from poolmeter.vendors.nvidia import NvidiaVendor
+from poolmeter.vendors.reading import DeviceReading, ProcessReading, Vendor, VendorReading
+
+VENDORS: dict[str, Callable[[], Vendor]] = {"nvidia": NvidiaVendor}
+
+__all__ = ["VENDORS", "DeviceReading", "ProcessReading", "Vendor", "VendorReading"]

@@ -1,0 +1,86 @@
+"""Attribution by our own allocations: a live slot names its process as that process sees itself; /proc says who that is on the host."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from poolmeter.exporter.allocations import AllocationReading
+from poolmeter.exporter.attribution.source import Owner, ProcessKey
+from poolmeter.pages.meter import SlotReading
+from poolmeter.vendors.proc import PROC, namespace_pids, pid_namespace_of, start_ticks_of
+
+_REMEMBER_US = 300_000_000  # NVML may list a process, and its samples, for a while after its slot is gone
+
+
+class OwnAllocations:
+    """Maps slots to host processes, tick by tick."""
+
+    name = "allocations"
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._own_namespace = pid_namespace_of("self", proc)
+        self._known: dict[tuple[int, int, int], int] = {}  # (namespace inode, pid there, start) -> host pid
+        self._owners: dict[ProcessKey, tuple[Owner, int]] = {}
+        self._hosts: dict[tuple[str, int, int], ProcessKey] = {}
+
+    def refresh(self, readings: Mapping[str, AllocationReading], now_us: int) -> None:
+        """Take the slots of this tick."""
+        self._hosts = {}
+        missing: list[tuple[AllocationReading, SlotReading]] = []
+        for reading in readings.values():
+            for slot in reading.meter.slots if reading.meter else ():
+                if not self._place(reading, slot, now_us):
+                    missing.append((reading, slot))
+        if any(slot.locked is not False for _, slot in missing):
+            self._search()
+            for reading, slot in missing:
+                self._place(reading, slot, now_us)
+        self._owners = {key: value for key, value in self._owners.items() if now_us - value[1] <= _REMEMBER_US}
+        standing = {(slot.pid_namespace, slot.pid, slot.start_time_ticks) for r in readings.values() if r.meter for slot in r.meter.slots}
+        self._known = {key: pid for key, pid in self._known.items() if key in standing}
+
+    def _place(self, reading: AllocationReading, slot: SlotReading, now_us: int) -> bool:
+        key = (slot.pid_namespace, slot.pid, slot.start_time_ticks)
+        host = self._known.get(key)
+        # In our own namespace the slot's pid is the host's pid, also when the process is already gone: its start time makes it unique.
+        if (
+            host is None
+            and slot.pid_namespace == self._own_namespace
+            and start_ticks_of(slot.pid, self._proc) in (None, slot.start_time_ticks)
+        ):
+            host = slot.pid
+        if host is None:
+            return False
+        self._known[key] = host
+        process = ProcessKey(host, slot.start_time_ticks)
+        self._hosts[(reading.id, slot.index, slot.generation)] = process
+        tenant = reading.allocation.labels.tenant if reading.allocation else None
+        self._owners[process] = (Owner(reading.id, tenant, hooked=True), now_us)
+        return True
+
+    def _search(self) -> None:
+        """Look through /proc for processes in other pid namespaces: NSpid's last entry is the pid that the process itself sees."""
+        try:
+            names = [name for name in os.listdir(self._proc) if name.isdigit()]
+        except OSError:
+            return
+        for name in names:
+            try:
+                pids = namespace_pids((self._proc / name / "status").read_bytes())
+            except OSError:
+                continue
+            start = start_ticks_of(int(name), self._proc)
+            if len(pids) < 2 or start is None:
+                continue
+            namespace = pid_namespace_of(name, self._proc)
+            if namespace is not None:
+                self._known[(namespace, pids[-1], start)] = int(name)
+
+    def host_of(self, allocation_id: str, slot: SlotReading) -> ProcessKey | None:
+        """The host process behind a slot; None when /proc does not show it."""
+        return self._hosts.get((allocation_id, slot.index, slot.generation))
+
+    def owner_of(self, process: ProcessKey) -> Owner | None:
+        known = self._owners.get(process)
+        return known[0] if known else None

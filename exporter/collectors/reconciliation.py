@@ -1,0 +1,31 @@
+"""Reconciliation: what the hook, the card and the difference between them say of a device's time and memory."""
+
+from poolmeter.exporter.collectors.device import per_device
+from poolmeter.exporter.collectors.family import Family, seconds
+
+FAMILIES: tuple[Family, ...] = (
+    per_device(
+        "hooked_busy_seconds_total",
+        "Device time of all slices in seconds (hook).",
+        lambda d: d.hooked_us_total,
+        seconds,
+        counter=True,
+    ),
+    per_device(
+        "unaccounted_busy_seconds_total",
+        "Device time of programs without the hook in seconds (NVML process utilisation, integrated).",
+        lambda d: d.unaccounted_us_total,
+        seconds,
+        counter=True,
+    ),
+    per_device(
+        "unaccounted_memory_bytes", "Memory held by programs without the hook in bytes (NVML).", lambda d: d.unaccounted_memory_bytes
+    ),
+    per_device(
+        "switch_overhead_seconds_total",
+        "Busy time of the device that is neither hooked nor unaccounted, as of the last closed minute, in seconds (NVML minus hook).",
+        lambda d: d.switch_overhead_us_total,
+        seconds,
+        counter=True,
+    ),
+)

@@ -1,0 +1,162 @@
+"""The agent's side of a sampler child: start it, ask it, kill it when it hangs, start it again."""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from poolmeter.errors import DataError
+from poolmeter.exporter.sampler import LENGTH
+from poolmeter.model.plain import from_plain
+from poolmeter.vendors.reading import VendorReading
+
+RESTART_AFTER_S = 2.0  # a child that dies at once is not started in a tight loop
+
+
+class Source(Protocol):
+    """Where the agent gets readings of devices from."""
+
+    @property
+    def name(self) -> str: ...
+
+    def poll(self, budget_s: float) -> VendorReading | None:
+        """The answer to the request under way, None when there is none within `budget_s`. Starts a new request when none is under way."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there are no answers, in one sentence; None while all is well."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SamplerProcess:
+    """A child that reads a vendor's library. One request at a time; one that is not answered in `timeout_s` costs the child its life."""
+
+    def __init__(
+        self,
+        vendor: str,
+        timeout_s: float,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        restart_after_s: float = RESTART_AFTER_S,
+    ) -> None:
+        self.name = vendor
+        self.restarts = 0
+        self._timeout_s = timeout_s
+        self._environment = environment
+        self._command = command or (sys.executable, "-m", "poolmeter.exporter.sampler", vendor)
+        self._monotonic = monotonic
+        self._restart_after_s = restart_after_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self._asked: float | None = None
+        self._started = float("-inf")
+        self._buffer = b""
+        self._trouble: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        return self._trouble
+
+    @property
+    def pid(self) -> int | None:
+        """The child's pid, for tests and logs."""
+        return self._child.pid if self._child else None
+
+    def poll(self, budget_s: float) -> VendorReading | None:
+        if self._child is None and not self._start():
+            return None
+        if self._asked is None and not self._ask():
+            return None
+        body = self._receive(budget_s)
+        if body is None:
+            if self._asked is not None and self._monotonic() - self._asked > self._timeout_s:
+                self._kill(f"{self.name} sampler gave no answer for {self._timeout_s:g} s and was killed")
+            return None
+        self._asked = None
+        try:
+            reading = from_plain(VendorReading, json.loads(body))
+        except (ValueError, DataError) as error:
+            self._kill(f"{self.name} sampler sent an answer that is no reading: {error}")
+            return None
+        self._trouble = reading.error
+        return reading
+
+    def _start(self) -> bool:
+        now = self._monotonic()
+        if now - self._started < self._restart_after_s:
+            return False
+        self._started = now
+        try:
+            self._child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=dict(self._environment) if self._environment is not None else None,
+                # An interrupt of the terminal is the agent's business: it ends the child after the last minute is closed.
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._trouble = f"{self.name} sampler cannot be started: {error}"
+            return False
+        assert self._child.stdout is not None
+        os.set_blocking(self._child.stdout.fileno(), False)
+        self._buffer, self._asked = b"", None
+        return True
+
+    def _ask(self) -> bool:
+        assert self._child is not None and self._child.stdin is not None
+        try:
+            self._child.stdin.write(LENGTH.pack(2) + b"{}")
+            self._child.stdin.flush()
+        except OSError:
+            self._kill(f"{self.name} sampler ended by itself with status {self._child.poll()}")
+            return False
+        self._asked = self._monotonic()
+        return True
+
+    def _receive(self, budget_s: float) -> bytes | None:
+        assert self._child is not None and self._child.stdout is not None
+        handle = self._child.stdout.fileno()
+        deadline = time.monotonic() + budget_s
+        while True:
+            if len(self._buffer) >= LENGTH.size:
+                end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
+                if len(self._buffer) >= end:
+                    body, self._buffer = self._buffer[LENGTH.size : end], self._buffer[end:]
+                    return body
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([handle], [], [], left)[0]:
+                return None
+            chunk = os.read(handle, 1 << 20)
+            if not chunk:
+                self._kill(f"{self.name} sampler ended by itself with status {self._child.wait()}")
+                return None
+            self._buffer += chunk
+
+    def _kill(self, why: str) -> None:
+        self._trouble = why
+        self.restarts += 1
+        self.close()
+
+    def close(self) -> None:
+        """End the child, also in the midst of a call."""
+        child, self._child, self._asked = self._child, None, None
+        if child is None:
+            return
+        child.kill()
+        for stream in (child.stdin, child.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # an unsent request to a dead child
+                    stream.close()
+        try:
+            child.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            self._trouble = f"{self.name} sampler (pid {child.pid}) is stuck in the kernel and cannot be killed yet"

@@ -1,0 +1,199 @@
+"""The exporter's HTTP face: reads never change anything, the one write (an acknowledgement) needs the collector's token."""
+
+import hmac
+import json
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from poolmeter.errors import BadInput, Refused, Unavailable
+from poolmeter.exporter.agent import Agent
+from poolmeter.exporter.collectors.family import Page
+from poolmeter.exporter.render import CONTENT_TYPE, Renderer
+from poolmeter.model.plain import to_plain
+
+_LOG = logging.getLogger("poolmeter.exporter")
+ARROW = "application/vnd.apache.arrow.stream"
+BODY_LIMIT = 65_536
+
+
+class Face:
+    """The endpoints over an agent. `token` None: acknowledgements need none."""
+
+    def __init__(self, agent: Agent, token: str | None) -> None:
+        self._agent = agent
+        self._token = token
+        self._renderer = Renderer()
+        self._mutex = threading.Lock()
+        self._rendered: tuple[Page, bytes] | None = None
+
+    def application(self) -> Starlette:
+        """The ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/metrics", self.metrics),
+                Route("/v1/usage", self.usage),
+                Route("/v1/ack", self.acknowledge, methods=["POST"]),
+                Route("/v1/snapshot", self.snapshot),
+                Route("/healthz", self.healthz),
+                Route("/readyz", self.readyz),
+            ]
+        )
+
+    def metrics(self, request: Request) -> Response:
+        """The Prometheus page, rendered at most once a turn however many ask."""
+        page = self._agent.page()
+        if page is None:
+            return _error(503, "no data has been collected yet")
+        with self._mutex:
+            if self._rendered is None or self._rendered[0] is not page:
+                self._rendered = (page, self._renderer.render(page))
+            body = self._rendered[1]
+        return Response(body, media_type=CONTENT_TYPE)
+
+    def usage(self, request: Request) -> Response:
+        """Records after EPOCH,SEQUENCE as an Arrow stream; from the spool's start without `after`, or for another epoch."""
+        from poolmeter import arrow
+
+        spool = self._agent.spool
+        try:
+            epoch, sequence = parse_after(request.query_params.get("after"))
+            limit = _number(request.query_params.get("limit", "50000"), "limit", 1, 500_000)
+        except BadInput as error:
+            return _error(400, str(error))
+        batch = spool.read(epoch, sequence, limit)
+        headers = {
+            "X-Poolmeter-Node": self._agent.settings.node,
+            "X-Poolmeter-Epoch": spool.epoch,
+            "X-Poolmeter-Last-Sequence": str(batch.last),
+            "X-Poolmeter-More": "true" if batch.more else "false",
+        }
+        return Response(arrow.to_bytes(arrow.to_table(batch.records)), media_type=ARROW, headers=headers)
+
+    async def acknowledge(self, request: Request) -> Response:
+        """Note what a consumer has stored. 401 without the token, 400 for a bad body or consumer, 409 for another epoch or a sequence ahead."""
+        if self._token is not None:
+            given = request.headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+                return _error(401, "authorization is missing or wrong, expected the collector's bearer token")
+        from starlette.concurrency import run_in_threadpool
+
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > BODY_LIMIT:
+                return _error(413, f"body has more than {BODY_LIMIT} bytes")
+        try:
+            consumer, epoch, sequence = parse_acknowledgement(body)
+            position = await run_in_threadpool(self._agent.spool.acknowledge, consumer, epoch, sequence)
+        except BadInput as error:
+            return _error(400, str(error))
+        except Refused as error:
+            return _error(409, str(error))
+        return JSONResponse({"schema": "poolmeter.ack/1", "consumer": consumer, "epoch": epoch, "seq": position})
+
+    def snapshot(self, request: Request) -> Response:
+        """The newest snapshot as JSON."""
+        page = self._agent.page()
+        if page is None:
+            return _error(503, "no data has been collected yet")
+        return JSONResponse({"schema": "poolmeter.snapshot/1", **to_plain(page.snapshot)})
+
+    def healthz(self, request: Request) -> Response:
+        """200 while the process serves."""
+        return JSONResponse({"schema": "poolmeter.health/1", "ok": True})
+
+    def readyz(self, request: Request) -> Response:
+        """200 when every source gave valid data; else 503 with the sources."""
+        page = self._agent.page()
+        sources = [to_plain(source) for source in page.snapshot.sources] if page else []
+        ok = page is not None and all(source.ok for source in page.snapshot.sources)
+        failing = [source["source"] for source in sources if not source["ok"]]
+        return JSONResponse(
+            {"schema": "poolmeter.ready/1", "ok": ok, "failing": failing, "sources": sources}, status_code=200 if ok else 503
+        )
+
+
+def parse_after(text: str | None) -> tuple[str | None, int]:
+    """Epoch and sequence of `EPOCH,SEQUENCE`; None: from the start. Raises BadInput."""
+    if text is None or text == "":
+        return None, 0
+    epoch, comma, sequence = text.rpartition(",")
+    if not comma or not epoch:
+        raise BadInput(f"after is {text!r:.80}, expected EPOCH,SEQUENCE")
+    return epoch, _number(sequence, "sequence of after", 0, (1 << 62) - 1)
+
+
+def parse_acknowledgement(body: bytes) -> tuple[str, str, int]:
+    """Consumer, epoch and sequence of a JSON body. Raises BadInput."""
+    try:
+        values: Any = json.loads(body)
+    except ValueError as error:
+        raise BadInput(f"body is no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise BadInput("body is no object, expected consumer, epoch and seq")
+    for name, kind in (("consumer", str), ("epoch", str), ("seq", int)):
+        if type(values.get(name)) is not kind:
+            raise BadInput(f"{name} is {values.get(name)!r:.80}, expected {'text' if kind is str else 'a whole number'}")
+    return values["consumer"], values["epoch"], values["seq"]
+
+
+def _number(text: str, what: str, low: int, high: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 20 or not low <= int(text) <= high:
+        raise BadInput(f"{what} is {text!r:.40}, expected a whole number from {low} to {high}")
+    return int(text)
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"schema": "poolmeter.error/1", "error": message}, status_code=status, headers=headers)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises Unavailable when the port is taken or not permitted."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+        bound.listen(128)
+    except OSError as error:
+        bound.close()
+        raise Unavailable(f"address {host}:{port} cannot be listened on: {error.strerror or error}, expected a free port") from None
+    return bound
+
+
+class Server:
+    """uvicorn in a thread of its own, so that the turns keep the main thread and its signals."""
+
+    def __init__(self, application: Starlette, bound: socket.socket) -> None:
+        host, port = bound.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        config = uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+        self._server = uvicorn.Server(config)
+        self._bound = bound
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [bound]}, name="http", daemon=True)
+
+    def start(self, timeout_s: float = 10.0) -> None:
+        """Returns once it answers."""
+        import time
+
+        self._thread.start()
+        deadline = time.monotonic() + timeout_s
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise Unavailable(f"the server at {self.url} did not start")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Finish what is being answered, then close."""
+        self._server.should_exit = True
+        self._thread.join(timeout=5)
+        self._bound.close()

@@ -1,0 +1,207 @@
+"""The snapshot of a tick: ledger and observation joined into one immutable value that every output is made from."""
+
+from collections.abc import Iterable, Mapping
+
+from poolmeter.exporter.attribution import OwnAllocations, ProcessKey
+from poolmeter.exporter.closing import promise_of
+from poolmeter.exporter.integrate import Observation
+from poolmeter.exporter.ledger import DeviceLedger, Ledger, SliceLedger
+from poolmeter.model.allocation import Allocation, AllocationState
+from poolmeter.model.snapshot import DeviceSnapshot, ProcessSnapshot, SliceSnapshot, Snapshot, SourceHealth
+from poolmeter.model.units import FULL_SHARE_PPM
+from poolmeter.model.usage import UsedBasis
+from poolmeter.pages.grant import DeviceGrant
+from poolmeter.rules.state import slice_state
+from poolmeter.sharing import UsedNumbers, sharing_of
+from poolmeter.vendors.reading import DeviceReading, ProcessReading
+
+
+def take_snapshot(
+    ledger: Ledger,
+    seen: Observation,
+    attribution: OwnAllocations,
+    unhooked: Mapping[str, list[ProcessReading]],
+    sources: Iterable[SourceHealth],
+    *,
+    node: str,
+    pool: str,
+    epoch: str,
+    sequence: int,
+    simulated: bool,
+) -> Snapshot:
+    """Everything known at the ledger's cursor. Totals go with the spool's epoch; a device that does not answer has no gauges."""
+    standing = ledger.timeline.standing
+    slices = [
+        _slice(ledger, seen, attribution, allocation, uuid, epoch, pool)
+        for allocation in standing.values()
+        for uuid in (promise.device_uuid for promise in allocation.slices)
+        if uuid in ledger.devices
+    ]
+    devices = [
+        _device(ledger, device, (seen.devices or {}).get(uuid), unhooked.get(uuid), standing.values(), epoch)
+        for uuid, device in sorted(ledger.devices.items(), key=lambda item: (item[1].index, item[0]))
+    ]
+    return Snapshot(
+        node=node,
+        epoch=epoch,
+        sequence=sequence,
+        taken_us=ledger.cursor_us,
+        simulated=simulated,
+        pool=pool,
+        devices=tuple(devices),
+        slices=tuple(slices),
+        processes=tuple(_processes(ledger, seen)),
+        sources=tuple(sources),
+    )
+
+
+def _device(
+    ledger: Ledger,
+    device: DeviceLedger,
+    reading: DeviceReading | None,
+    unhooked: list[ProcessReading] | None,
+    standing: Iterable[Allocation],
+    epoch: str,
+) -> DeviceSnapshot:
+    promises = [
+        promise
+        for allocation in standing
+        if allocation.state is AllocationState.ACTIVE
+        for promise in [promise_of(allocation, device.uuid)]
+        if promise is not None
+    ]
+    up = reading is not None and reading.up
+    held = [process.memory_bytes for process in unhooked] if up and unhooked is not None else None
+    return DeviceSnapshot(
+        uuid=device.uuid,
+        index=device.index,
+        model=device.model,
+        vendor=device.vendor,
+        up=up,
+        memory_total_bytes=device.memory_total_bytes,
+        origin=epoch,
+        pci_bus_id=reading.pci_bus_id if reading else None,
+        minor=reading.minor if reading else None,
+        serial=reading.serial if reading else None,
+        driver_version=reading.driver_version if reading else None,
+        mig=reading.mig if reading and up else None,
+        memory_used_bytes=reading.memory_used_bytes if reading and up else None,
+        memory_reserved_bytes=reading.memory_reserved_bytes if reading and up else None,
+        utilization_ppm=reading.utilization_ppm if reading and up else None,
+        power_mw=reading.power_mw if reading and up else None,
+        temperature_celsius=reading.temperature_celsius if reading and up else None,
+        sm_clock_hz=reading.sm_clock_hz if reading and up else None,
+        memory_clock_hz=reading.memory_clock_hz if reading and up else None,
+        busy_us_total=device.busy_us_total,
+        energy_uj_total=device.energy_uj_total,
+        hooked_us_total=device.hooked_us_total,
+        switch_overhead_us_total=device.overhead_us_total,
+        unaccounted_us_total=device.unaccounted_us_total,
+        unaccounted_memory_bytes=sum(m or 0 for m in held) if held is not None and None not in held else None,
+        allocated_ppm=sum(promise.promise_ppm for promise in promises),
+        memory_allocated_bytes=sum(promise.memory_bytes for promise in promises),
+    )
+
+
+def _slice(
+    ledger: Ledger, seen: Observation, attribution: OwnAllocations, allocation: Allocation, uuid: str, epoch: str, pool: str
+) -> SliceSnapshot:
+    reading = seen.allocations.get(allocation.id)
+    meter = reading.meter if reading and uuid in (reading.meter.device_uuids if reading.meter else ()) else None
+    limits: DeviceGrant | None = next((d for d in reading.grant.devices if d.uuid == uuid), None) if reading and reading.grant else None
+    part = ledger.slices.get(f"{uuid}|{allocation.id}") or SliceLedger(uuid, allocation.id)
+    promise = promise_of(allocation, uuid)
+    assert promise is not None
+    memory = min(meter.shared[uuid].memory_bytes, ledger.devices[uuid].memory_total_bytes) if meter else None
+    processes = sum(uuid in slot.devices and slot.locked is not False for slot in meter.slots) if meter else None
+    rules = sharing_of(allocation.mode)
+    device = (seen.devices or {}).get(uuid)
+    sharers = sum(promise_of(other, uuid) is not None for other in ledger.timeline.standing.values())
+    busy = device.busy_us_total if device else None
+    _, basis = rules.used(UsedNumbers(part.base_busy_us if meter else None, busy, sharers)) if rules else (None, UsedBasis.ALLOCATED)
+    state = slice_state(
+        allocation.state,
+        measured=meter is not None,
+        processes=processes,
+        memory_used_bytes=memory,
+        last_activity_us=part.last_activity_us,
+        now_us=ledger.cursor_us,
+    )
+    labels = allocation.labels
+    return SliceSnapshot(
+        allocation_id=allocation.id,
+        device_uuid=uuid,
+        tenant=labels.tenant,
+        mode=allocation.mode.value,
+        state=state.value,
+        used_basis=basis.value,
+        # The hook's page counts by twos (odd: a write under way); the allocation's own generation is what decisions name.
+        generation=allocation.generation,
+        enforcement=allocation.enforcement,
+        promise_ppm=promise.promise_ppm,
+        memory_promise_bytes=promise.memory_bytes,
+        created_us=allocation.created_us,
+        origin=f"{epoch}:{part.page}",
+        project=labels.project,
+        user=labels.user,
+        workload=labels.workload,
+        workload_class=labels.workload_class,
+        environment=labels.environment,
+        pool=labels.pool or pool,
+        decision_id=(reading.grant.decision_id if reading and reading.grant else None) or allocation.decision_id,
+        compute_limit_ppm=limits.compute_ppm if limits else None,
+        memory_limit_bytes=limits.memory_bytes if limits else None,
+        memory_used_bytes=memory,
+        memory_peak_bytes=min(meter.shared[uuid].memory_peak, ledger.devices[uuid].memory_total_bytes) if meter else None,
+        busy_us_total=part.base_busy_us if meter else None,
+        launches_total=part.base_launches if meter else None,
+        graph_launches_total=part.base_graph_launches if meter else None,
+        throttled_us_total=part.base_throttled_us if meter else None,
+        denied_allocations_total=part.base_denied if meter else None,
+        energy_uj_total=part.energy_uj_total,
+        last_activity_us=part.last_activity_us,
+        hook_faults_total=part.base_faults if meter else None,
+        processes=processes,
+    )
+
+
+def _processes(ledger: Ledger, seen: Observation) -> list[ProcessSnapshot]:
+    nvml = {
+        (uuid, ProcessKey(process.pid, process.start_ticks or 0)): process.memory_bytes
+        for uuid, device in (seen.devices or {}).items()
+        for process in device.processes
+        if process.listed
+    }
+    held: dict[str, int] = {}
+    for allocation in seen.allocations.values():
+        for slot in allocation.meter.slots if allocation.meter else ():
+            for uuid, counters in slot.devices.items():
+                held[f"{uuid}|{allocation.id}|{slot.index}|{slot.generation}"] = sum(counters.memory.values())
+    found = []
+    for key, process in ledger.processes.items():
+        if not process.present or process.ended or (not process.hooked and seen.devices is None):
+            continue
+        own = nvml.get((process.device_uuid, ProcessKey(process.pid, process.start_ticks)))
+        used: int | None = held.get(key) if process.hooked else own
+        measured = process.hooked or process.m_used_us is not None or process.base_busy_us > 0
+        found.append(
+            ProcessSnapshot(
+                pid=process.pid,
+                start_ticks=process.start_ticks,
+                device_uuid=process.device_uuid,
+                hooked=process.hooked,
+                command=process.command,
+                allocation_id=process.allocation_id,
+                tenant=process.tenant,
+                used_basis=(UsedBasis.HOOK if process.hooked else UsedBasis.SAMPLED).value if measured else None,
+                busy_us_total=process.base_busy_us if measured else None,
+                memory_used_bytes=min(used, ledger.devices[process.device_uuid].memory_total_bytes) if used is not None else None,
+                nvml_memory_bytes=own,
+            )
+        )
+    return found
+
+
+def allocated_ppm(device: DeviceSnapshot) -> int:
+    """What the device has promised, as far as it can deliver it."""
+    return min(FULL_SHARE_PPM, device.allocated_ppm or 0)

@@ -1,0 +1,80 @@
+"""What a vendor's library says of its devices at one moment. Absent (None) is what it does not say; there are no sentinels."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessReading:
+    """A process that holds a context on a device, or did device work since the last reading.
+
+    `pid` is of the host namespace, `start_ticks` field 22 of its stat (None: it has ended). `busy_us_total` integrates sampled
+    utilisation since the reading's origin. `listed` False: known from utilisation samples alone.
+    """
+
+    pid: int
+    start_ticks: int | None = None
+    command: str | None = None
+    memory_bytes: int | None = None
+    busy_us_total: int | None = None
+    listed: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceReading:
+    """One device. `up` False: lost or in need of a reset, `reason` says which; then only its identity is known.
+
+    `busy_us_total` integrates the device's utilisation since the reading's origin; `energy_uj_total` is the board's own counter.
+    `errors` are (call, error) pairs of values that this card did not give.
+    """
+
+    uuid: str
+    index: int
+    model: str
+    vendor: str
+    up: bool
+    memory_total_bytes: int
+    reason: str | None = None
+    pci_bus_id: str | None = None
+    minor: int | None = None
+    serial: str | None = None
+    driver_version: str | None = None
+    mig: bool | None = None
+    memory_used_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    utilization_ppm: int | None = None
+    busy_us_total: int | None = None
+    energy_uj_total: int | None = None
+    power_mw: int | None = None
+    temperature_celsius: int | None = None
+    sm_clock_hz: int | None = None
+    memory_clock_hz: int | None = None
+    processes: tuple[ProcessReading, ...] = ()
+    processes_known: bool = False
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class VendorReading:
+    """All devices of a vendor. `error`: the library as a whole does not answer, and `devices` is empty.
+
+    `origin` changes whenever integration starts anew (a restarted sampler). `unidentified` counts devices that gave no UUID.
+    """
+
+    vendor: str
+    origin: str
+    at_us: int
+    duration_us: int
+    devices: tuple[DeviceReading, ...] = ()
+    error: str | None = None
+    unidentified: int = 0
+
+
+class Vendor(Protocol):
+    """A vendor's library, read once per call."""
+
+    name: str
+
+    def read(self) -> VendorReading:
+        """Everything at this moment. Never raises for what the library answers; may hang, so it is called in a child process."""
+        ...

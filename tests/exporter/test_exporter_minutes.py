@@ -1,0 +1,250 @@
+"""Minutes: what is closed, what it adds up to, and what survives."""
+
+import dataclasses
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+from exporter_fakes import CARD, SECOND, T0, Meter, Node, process
+
+from poolmeter.model.allocation import AllocationState
+from poolmeter.model.units import GIB, MINUTE_US
+from poolmeter.model.usage import DeviceRecord, EventRecord, ProcessRecord, SliceRecord, UsageRecord
+
+
+def of(records: tuple[UsageRecord, ...], kind: type) -> list:
+    return [record for record in records if isinstance(record, kind)]
+
+
+def identity(record: DeviceRecord) -> int:
+    return record.allocated_us + record.reserved_unused_us + record.unallocated_us + record.suspended_us + record.down_us
+
+
+def test_a_minute_of_one_tenant(node: Node) -> None:
+    allocation = node.create("a")
+    node.meters["a"].attach()
+    for second in range(60):
+        node.meters["a"].count(CARD, busy_ns=(second + 1) * 250_000_000, launches=(second + 1) * 10, memory=4 * GIB)
+        node.sampler.change(
+            CARD, busy_us_total=(second + 1) * 260_000, energy_uj_total=(second + 1) * 100 * SECOND, memory_used_bytes=5 * GIB
+        )
+        node.tick()
+    (device,) = of(node.records(), DeviceRecord)
+    (part,) = of(node.records(), SliceRecord)
+    (one,) = of(node.records(), ProcessRecord)
+    (created,) = of(node.records(), EventRecord)
+    assert device.minute_us == device.start_us == T0 and device.span_us == MINUTE_US == identity(device)
+    assert device.allocated_us == part.allocated_us == part.promised_us == MINUTE_US // 2
+    assert device.busy_us == 15_600_000 and device.hooked_us == 15_000_000
+    assert device.unaccounted_us == 0 and device.switch_overhead_us == 600_000
+    assert device.energy_uj == 6000 * SECOND and device.completeness_ppm == 1_000_000
+    assert device.memory_used_kib_us == 5 * GIB // 1024 * MINUTE_US and device.memory_peak_bytes == 5 * GIB
+    assert (part.used_us, part.used_basis, part.launches, part.state) == (15_000_000, "hook", 600, "held")
+    assert part.memory_used_kib_us == 4 * GIB // 1024 * MINUTE_US and part.memory_peak_bytes == 4 * GIB
+    assert part.memory_limit_bytes == 10 * GIB and part.compute_limit_ppm is None and part.promise_ppm == 500_000
+    assert part.energy_uj is not None and 0 < part.energy_uj < device.energy_uj
+    assert (one.used_us, one.launches, one.hooked, one.tenant, one.command) == (15_000_000, 600, True, "tenant-a", "tenant")
+    assert created.event == "created" and created.allocation_id == allocation.id and created.device_uuid == CARD
+    assert {record.pool for record in node.records()} == {"lab"} and {record.node for record in node.records()} == {"node-a"}
+    assert [record.sequence for record in node.records()] == [1, 2, 3, 4]
+
+
+def test_a_short_process_between_two_ticks(node: Node) -> None:
+    node.tick()
+    allocation = node.create("short")
+    meter = node.meters["short"]
+    meter.attach()
+    meter.count(CARD, busy_ns=290_000_000, launches=29, memory=GIB)
+    node.clock.advance(300_000)
+    meter.die()
+    node.release(allocation)
+    node.tick(700_000)
+    node.tick(turns=59)
+    (part,) = of(node.records(), SliceRecord)
+    (one,) = of(node.records(), ProcessRecord)
+    assert part.allocated_us == 150_000 and part.used_us == 290_000 and part.launches == 29 and part.state == "unallocated"
+    assert (one.used_us, one.ended) == (290_000, True)
+    assert (node.run.retired / "short").exists()
+    node.spool.acknowledge("collector", node.spool.epoch, node.spool.last_sequence)
+    node.tick()
+    assert not (node.run.retired / "short").exists()
+
+
+def test_a_slot_folded_between_two_ticks_is_counted(node: Node) -> None:
+    node.create("a")
+    meter = node.meters["a"]
+    meter.attach()
+    meter.count(CARD, busy_ns=100_000_000)
+    node.tick()
+    meter.count(CARD, busy_ns=400_000_000)
+    meter.die()
+    meter.fold()
+    node.tick(turns=59)
+    (part,) = of(node.records(), SliceRecord)
+    (one,) = of(node.records(), ProcessRecord)
+    assert part.used_us == one.used_us == 400_000 and one.ended
+
+
+def test_resizing_and_suspending_split_the_minute(node: Node) -> None:
+    allocation = node.create("a", ppm=200_000)
+    node.tick(turns=15)
+    slices = tuple(dataclasses.replace(s, promise_ppm=600_000) for s in allocation.slices)
+    allocation = node.change(allocation, slices=slices)
+    node.tick(turns=15)
+    allocation = node.change(allocation, "suspended", state=AllocationState.SUSPENDED)
+    node.tick(turns=30)
+    (device,) = of(node.records(), DeviceRecord)
+    (part,) = of(node.records(), SliceRecord)
+    assert device.allocated_us == part.allocated_us == 12 * SECOND
+    assert device.suspended_us == part.suspended_us == 18 * SECOND
+    assert identity(device) == MINUTE_US and part.state == "suspended" and part.generation == 3
+
+
+def test_the_exporter_was_down_for_minutes(node: Node) -> None:
+    allocation = node.create("a")
+    meter = node.meters["a"]
+    meter.attach()
+    meter.count(CARD, busy_ns=1_000_000_000)
+    node.tick(turns=90)
+    node.kill()
+    node.clock.advance(3 * MINUTE_US)
+    node.release(allocation)
+    meter.count(CARD, busy_ns=101_000_000_007)
+    node.clock.advance(MINUTE_US)
+    node.start()
+    node.tick(turns=31)
+    devices, parts = of(node.records(), DeviceRecord), of(node.records(), SliceRecord)
+    assert [device.minute_us for device in devices] == [T0 + minute * MINUTE_US for minute in range(6)]
+    assert all(device.span_us == MINUTE_US == identity(device) for device in devices)
+    assert sum(part.used_us for part in parts) == 101_000_000
+    assert sum(device.allocated_us for device in devices) == sum(part.allocated_us for part in parts) == (90 + 180) * SECOND // 2
+    assert [device.completeness_ppm for device in devices] == [1_000_000, 500_000, 0, 0, 0, 500_000]
+    assert devices[2].busy_us is None and devices[2].memory_used_kib_us is None and devices[2].unaccounted_us is None
+
+
+def test_a_long_absence_is_a_gap(node: Node) -> None:
+    node.create("a")
+    node.tick(turns=30)
+    node.kill()
+    node.clock.advance(3 * 1440 * MINUTE_US)
+    node.start()
+    gaps = [record for record in of(node.records(), EventRecord) if record.event == "gap"]
+    checkpointed = 29 * SECOND  # the last second before the kill was not checkpointed yet, and lies in the gap
+    assert len(gaps) == 1 and gaps[0].span_us == 2 * 1440 * MINUTE_US + SECOND
+    devices = of(node.records(), DeviceRecord)
+    assert len(devices) == 1 + 1440 and all(identity(device) == device.span_us for device in devices)
+    assert devices[0].span_us == checkpointed and devices[1].start_us == T0 + 30 * SECOND + 2 * 1440 * MINUTE_US
+
+
+def test_programs_without_the_hook(node: Node) -> None:
+    node.create("a")
+    meter = node.meters["a"]
+    meter.attach(pid=4_000_001, start=7)
+    for second in range(1, 61):
+        meter.count(CARD, busy_ns=second * 100_000_000, memory=GIB)
+        node.sampler.change(
+            CARD,
+            busy_us_total=second * 400_000,
+            processes=(process(4_000_001, 7, second * 110_000, GIB), process(4_000_002, 9, second * 250_000, 2 * GIB)),
+        )
+        node.tick()
+    (device,) = of(node.records(), DeviceRecord)
+    stranger, own = sorted(of(node.records(), ProcessRecord), key=lambda record: record.hooked)
+    assert device.unaccounted_us == stranger.used_us == 15 * SECOND and device.hooked_us == own.used_us == 6 * SECOND
+    assert device.switch_overhead_us == 3 * SECOND
+    assert device.unaccounted_memory_kib_us == 2 * GIB // 1024 * MINUTE_US
+    assert (stranger.allocation_id, stranger.tenant, stranger.used_basis) == (None, None, "sampled")
+
+
+def test_stopping_closes_the_running_minute(node: Node) -> None:
+    node.create("a")
+    node.tick(turns=20)
+    node.agent.stop()
+    (device,) = of(node.records(), DeviceRecord)
+    assert device.span_us == 20 * SECOND == identity(device)
+    node.kill()
+    node.start()
+    node.tick(turns=40)
+    first, second = of(node.records(), DeviceRecord)
+    assert second.minute_us == first.minute_us == T0 and second.start_us == T0 + 20 * SECOND and second.span_us == 40 * SECOND
+
+
+def test_a_lost_card_is_down_and_the_other_is_not(tmp_path: Path) -> None:
+    from exporter_fakes import OTHER
+
+    node = Node(tmp_path, CARD, OTHER)
+    node.create("a")
+    node.tick(turns=30)
+    node.sampler.change(CARD, up=False, reason="GPU is lost", memory_used_bytes=None)
+    node.tick(turns=30)
+    first, second = sorted(of(node.records(), DeviceRecord), key=lambda record: record.device_uuid)
+    (part,) = of(node.records(), SliceRecord)
+    assert first.down_us == 30 * SECOND and first.allocated_us == part.allocated_us == 15 * SECOND and identity(first) == MINUTE_US
+    assert part.promised_us == 30 * SECOND
+    assert second.down_us == 0 and second.unallocated_us == MINUTE_US
+    page = node.agent.page()
+    assert page is not None
+    lost, good = page.snapshot.devices
+    assert not lost.up and lost.power_mw is None and good.up and good.power_mw == 80_000
+    node.close()
+
+
+def test_clock_set_back_and_forward(node: Node) -> None:
+    node.create("a")
+    node.tick(turns=30)
+    node.clock.wall -= 10 * MINUTE_US
+    node.tick(turns=90)
+    node.clock.wall += 30 * MINUTE_US
+    node.tick(turns=60)
+    devices = of(node.records(), DeviceRecord)
+    assert all(device.span_us > 0 and identity(device) == device.span_us for device in devices)
+    ends = [(device.start_us, device.start_us + device.span_us) for device in devices]
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+    node.agent.stop()
+    assert sum(device.span_us for device in of(node.records(), DeviceRecord)) == 180 * SECOND
+
+
+@pytest.mark.parametrize("damage", ["short", "fifo", "back", "jump"])
+def test_a_tampered_meter_stops_nothing(node: Node, damage: str) -> None:
+
+    node.create("a")
+    node.create("b", ppm=300_000)
+    for name in ("a", "b"):
+        node.meters[name].attach()
+        node.meters[name].count(CARD, busy_ns=1_000_000_000)
+    node.tick(turns=10)
+    bad, path = node.meters["a"], node.meters["a"].path
+    if damage == "short":
+        os.truncate(path, 100)
+    elif damage == "fifo":
+        path.unlink()
+        os.mkfifo(path)
+    elif damage == "back":
+        bad.count(CARD, busy_ns=1)
+    else:
+        bad.count(CARD, busy_ns=10**17)
+    node.meters["b"].count(CARD, busy_ns=2_000_000_000)
+    node.tick(turns=50)
+    events = [record for record in of(node.records(), EventRecord) if record.event == "tampered"]
+    assert [event.allocation_id for event in events] == ["a"]
+    first, second = sorted(of(node.records(), SliceRecord), key=lambda record: record.allocation_id)
+    assert second.used_us == 2 * SECOND and 0 <= first.used_us <= MINUTE_US and first.allocated_us == MINUTE_US // 2
+    (device,) = of(node.records(), DeviceRecord)
+    assert identity(device) == MINUTE_US
+
+
+def test_a_new_page_is_a_new_origin(node: Node) -> None:
+    node.create("a")
+    node.meters["a"].attach()
+    node.meters["a"].count(CARD, busy_ns=5_000_000_000, launches=50)
+    node.tick(turns=10)
+    path = node.meters["a"].path
+    path.unlink()
+    node.meters["a"].close()
+    node.meters["a"] = Meter(path, CARD, allocation_id="a")
+    node.meters["a"].attach()
+    node.meters["a"].count(CARD, busy_ns=3_000_000_000, launches=30)
+    node.tick(turns=50)
+    (part,) = of(node.records(), SliceRecord)
+    assert part.used_us == 8 * SECOND and part.launches == 80

@@ -1,0 +1,260 @@
+"""NVIDIA's readings over a binding that answers what the test says: integration, errors, lost cards, duplicates."""
+
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pynvml as real
+import pytest
+
+from poolmeter.vendors.nvidia import NvidiaVendor
+from poolmeter.vendors.proc import namespace_pids, parse_start_ticks
+from poolmeter.vendors.reading import DeviceReading
+
+DEFAULTS: dict[str, object] = {
+    "nvmlInit": None,
+    "nvmlShutdown": None,
+    "nvmlSystemGetDriverVersion": "580.1",
+    "nvmlDeviceGetCount": 1,
+    "nvmlDeviceGetName": "H200",
+    "nvmlDeviceGetPciInfo": types.SimpleNamespace(busId="0000:01:00.0"),
+    "nvmlDeviceGetMinorNumber": 0,
+    "nvmlDeviceGetSerial": "N/A",
+    "nvmlDeviceGetUtilizationRates": types.SimpleNamespace(gpu=30, memory=1),
+    "nvmlDeviceGetMigMode": [0, 0],
+    "nvmlDeviceGetTotalEnergyConsumption": 1234,
+    "nvmlDeviceGetPowerUsage": 80_000,
+    "nvmlDeviceGetTemperature": 40,
+    "nvmlDeviceGetClockInfo": 1900,
+    "nvmlDeviceGetComputeRunningProcesses_v3": [],
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": [],
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": [],
+    "nvmlDeviceGetSamples": (1, []),
+    "nvmlDeviceGetProcessUtilization": [],
+}
+Say = Callable[..., None]
+
+
+def sample(at: int, value: int) -> types.SimpleNamespace:
+    return types.SimpleNamespace(timeStamp=at, sampleValue=types.SimpleNamespace(uiVal=value))
+
+
+def use(at: int, pid: int, value: int) -> types.SimpleNamespace:
+    return types.SimpleNamespace(timeStamp=at, pid=pid, smUtil=value)
+
+
+def holder(pid: int, memory: int | None) -> types.SimpleNamespace:
+    return types.SimpleNamespace(pid=pid, usedGpuMemory=memory)
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch) -> Say:
+    """`say(call=answer)`: an answer is a value, an NVML error code wrapped in an exception, or a function of the call's arguments."""
+    answers = dict(DEFAULTS)
+    binding = types.ModuleType("pynvml")
+    for name in dir(real):
+        if name.startswith("NVML") or name in ("nvmlMemory_v2",):
+            setattr(binding, name, getattr(real, name))
+
+    def answer(name: str, *arguments: Any) -> Any:
+        value = answers[name]
+        value = value(*arguments) if callable(value) else value
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    for name in DEFAULTS:
+        setattr(binding, name, lambda *arguments, name=name: answer(name, *arguments))
+    answers["nvmlDeviceGetHandleByIndex"] = lambda index: index
+    answers["nvmlDeviceGetUUID"] = lambda handle: f"GPU-{handle}"
+    answers["nvmlDeviceGetMemoryInfo"] = lambda *_: types.SimpleNamespace(total=1000, used=100, reserved=10)
+    binding.nvmlDeviceGetHandleByIndex = lambda index: answer("nvmlDeviceGetHandleByIndex", index)  # type: ignore[attr-defined]
+    binding.nvmlDeviceGetUUID = lambda handle: answer("nvmlDeviceGetUUID", handle)  # type: ignore[attr-defined]
+    binding.nvmlDeviceGetMemoryInfo = lambda handle, version=None: (  # type: ignore[attr-defined]
+        answer("nvmlDeviceGetMemoryInfo", handle) if version is None else answer("nvmlDeviceGetMemoryInfo", handle, version)
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", binding)
+
+    def tell(**values: object) -> None:
+        answers.update(values)
+
+    return tell
+
+
+def error(code: int) -> Exception:
+    return real.NVMLError(code)  # type: ignore[no-any-return]
+
+
+def only(vendor: NvidiaVendor) -> DeviceReading:
+    reading = vendor.read()
+    assert reading.error is None
+    (device,) = reading.devices
+    return device
+
+
+def test_what_a_card_says(say: Say) -> None:
+    device = only(NvidiaVendor())
+    assert (device.uuid, device.model, device.pci_bus_id, device.serial, device.driver_version) == (
+        "GPU-0",
+        "H200",
+        "0000:01:00.0",
+        None,
+        "580.1",
+    )
+    assert (device.memory_total_bytes, device.memory_used_bytes, device.memory_reserved_bytes) == (1000, 100, 10)
+    assert (device.utilization_ppm, device.energy_uj_total, device.power_mw) == (300_000, 1_234_000, 80_000)
+    assert (device.sm_clock_hz, device.temperature_celsius, device.mig) == (1_900_000_000, 40, False)
+    assert device.up and device.processes_known and device.errors == ()
+
+
+def test_an_error_makes_its_value_absent_and_nothing_else(say: Say) -> None:
+    say(nvmlDeviceGetPowerUsage=error(real.NVML_ERROR_NOT_SUPPORTED), nvmlDeviceGetMigMode=error(real.NVML_ERROR_NOT_SUPPORTED))
+    say(nvmlDeviceGetTotalEnergyConsumption=error(real.NVML_ERROR_FUNCTION_NOT_FOUND))
+    device = only(NvidiaVendor())
+    assert device.power_mw is device.mig is device.energy_uj_total is None
+    assert device.temperature_celsius == 40 and len(device.errors) == 3
+
+
+def test_memory_of_an_older_driver(say: Say) -> None:
+    def memory(handle: int, version: int | None = None) -> object:
+        return error(real.NVML_ERROR_FUNCTION_NOT_FOUND) if version else types.SimpleNamespace(total=1000, used=110)
+
+    say(nvmlDeviceGetMemoryInfo=memory)
+    device = only(NvidiaVendor())
+    assert device.memory_used_bytes == 110 and device.memory_reserved_bytes is None
+
+
+def test_utilisation_samples_are_integrated_over_their_time(say: Say) -> None:
+    vendor = NvidiaVendor()
+    say(nvmlDeviceGetSamples=(1, [sample(1_000_000, 90), sample(2_000_000, 90)]))
+    assert only(vendor).busy_us_total == 0  # used before anybody watched
+    say(nvmlDeviceGetSamples=(1, [sample(3_500_000, 40), sample(2_500_000, 100), sample(2_000_000, 90)]))
+    assert only(vendor).busy_us_total == 500_000 + 400_000
+    say(nvmlDeviceGetSamples=error(real.NVML_ERROR_NOT_FOUND))
+    assert only(vendor).busy_us_total == 900_000
+    say(nvmlDeviceGetSamples=(1, [sample(4_500_000, 250)]))
+    assert only(vendor).busy_us_total == 1_900_000  # what a sample says above 100 is 100
+
+
+def test_without_samples_the_rate_counts(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10_000_000_000]
+    monkeypatch.setattr("poolmeter.vendors.nvidia.time.time_ns", lambda: now[0])
+    say(nvmlDeviceGetSamples=error(real.NVML_ERROR_NOT_SUPPORTED))
+    vendor = NvidiaVendor()
+    assert only(vendor).busy_us_total == 0
+    now[0] += 2_000_000_000
+    assert only(vendor).busy_us_total == 600_000
+    say(nvmlDeviceGetUtilizationRates=error(real.NVML_ERROR_NOT_SUPPORTED))
+    now[0] += 2_000_000_000
+    device = only(vendor)
+    assert device.utilization_ppm is None and device.busy_us_total == 600_000
+
+
+def test_process_samples(say: Say) -> None:
+    me, parent = os.getpid(), os.getppid()
+    say(
+        nvmlDeviceGetComputeRunningProcesses_v3=[holder(me, 40), holder(parent, None)],
+        nvmlDeviceGetMPSComputeRunningProcesses_v3=[holder(me, 50)],
+    )
+    vendor = NvidiaVendor()
+    say(nvmlDeviceGetProcessUtilization=[use(1_000_000, me, 80)])
+    first = {process.pid: process for process in only(vendor).processes}
+    assert len(first) == 2 and first[me].memory_bytes == 50 and first[parent].memory_bytes is None
+    assert first[me].busy_us_total == 0 and first[me].start_ticks and first[me].command
+    # An old entry, one of nobody, an absurd one, and the hundred zeros that drivers have been seen to return.
+    strange = [use(900_000, me, 90), use(2_000_000, 4_190_000, 50), use(0, 0, 0), use(0, 0, 0)]
+    say(nvmlDeviceGetProcessUtilization=[use(2_000_000, me, 30), use(2_000_000, parent, 10), *strange])
+    second = {process.pid: process for process in only(vendor).processes}
+    assert second[me].busy_us_total == 300_000 and second[parent].busy_us_total == 100_000 and 4_190_000 not in second
+    say(nvmlDeviceGetProcessUtilization=error(real.NVML_ERROR_NOT_FOUND))
+    assert {p.pid: p.busy_us_total for p in only(vendor).processes}[me] == 300_000
+    say(nvmlDeviceGetProcessUtilization=error(real.NVML_SUCCESS))  # a size call that returned SUCCESS with 0
+    assert only(vendor).errors == ()
+    say(nvmlDeviceGetProcessUtilization=[use(3_000_000, me, 400), use(3_000_000, parent, 100)])
+    fourth = {process.pid: process for process in only(vendor).processes}
+    assert (fourth[me].busy_us_total or 0) + (fourth[parent].busy_us_total or 0) == 400_000 + 1_000_000  # divided, never more than the card
+
+
+def test_a_mean_reaches_to_the_newest_sample_of_the_device(say: Say) -> None:
+    me = os.getpid()
+    vendor = NvidiaVendor()
+    say(nvmlDeviceGetSamples=(1, [sample(1_000_000, 0)]), nvmlDeviceGetProcessUtilization=[use(1_000_000, me, 80)])
+    only(vendor)
+    # Active up to 1.2 s and idle to 2 s: 20 % on the mean of the whole second.
+    say(nvmlDeviceGetSamples=(1, [sample(2_000_000, 20)]), nvmlDeviceGetProcessUtilization=[use(1_200_000, me, 20)])
+    device = only(vendor)
+    assert device.busy_us_total == device.processes[0].busy_us_total == 200_000
+    # Idle for a long while: the next mean begins where nothing was found.
+    say(nvmlDeviceGetSamples=(1, [sample(9_000_000, 0)]), nvmlDeviceGetProcessUtilization=error(real.NVML_ERROR_NOT_FOUND))
+    only(vendor)
+    say(nvmlDeviceGetSamples=(1, [sample(10_000_000, 50)]), nvmlDeviceGetProcessUtilization=[use(10_000_000, me, 50)])
+    assert only(vendor).processes[0].busy_us_total == 700_000
+
+
+def test_a_list_that_grows_between_the_two_calls_is_asked_again(say: Say) -> None:
+    answers = [error(real.NVML_ERROR_INSUFFICIENT_SIZE), [use(1_000_000, os.getpid(), 5)]]
+    say(nvmlDeviceGetProcessUtilization=lambda *_: answers.pop(0))
+    only(NvidiaVendor())
+    assert not answers
+
+
+def test_a_process_that_ends_leaves_its_use(say: Say) -> None:
+    me = os.getpid()
+    vendor = NvidiaVendor()
+    say(nvmlDeviceGetComputeRunningProcesses_v3=[holder(me, 40)], nvmlDeviceGetProcessUtilization=[use(1_000_000, me, 80)])
+    only(vendor)
+    say(nvmlDeviceGetComputeRunningProcesses_v3=[], nvmlDeviceGetProcessUtilization=[use(2_000_000, me, 50)])
+    (process,) = only(vendor).processes
+    assert not process.listed and process.busy_us_total == 500_000 and process.memory_bytes is None
+
+
+@pytest.mark.parametrize("code", [real.NVML_ERROR_GPU_IS_LOST, real.NVML_ERROR_RESET_REQUIRED])
+@pytest.mark.parametrize("call", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
+def test_a_lost_card_leaves_the_others_alone(say: Say, code: int, call: str) -> None:
+    say(nvmlDeviceGetCount=3)
+    vendor = NvidiaVendor()
+    assert [device.up for device in vendor.read().devices] == [True] * 3
+    say(**{call: lambda handle: error(code) if handle == 1 else (DEFAULTS.get(call) or (handle if "Handle" in call else f"GPU-{handle}"))})
+    reading = vendor.read()
+    assert [device.up for device in reading.devices] == [True, False, True] and reading.error is None
+    lost = reading.devices[1]
+    assert lost.uuid == "GPU-1" and lost.reason and lost.power_mw is lost.memory_used_bytes is lost.busy_us_total is None
+
+
+def test_a_card_that_never_said_who_it_is_is_counted(say: Say) -> None:
+    say(nvmlDeviceGetCount=2, nvmlDeviceGetUUID=lambda handle: error(real.NVML_ERROR_GPU_IS_LOST) if handle else "GPU-0")
+    reading = NvidiaVendor().read()
+    assert [device.uuid for device in reading.devices] == ["GPU-0"] and reading.unidentified == 1
+
+
+def test_a_library_that_appears_later_and_a_driver_that_reloads(say: Say) -> None:
+    say(nvmlInit=error(real.NVML_ERROR_LIBRARY_NOT_FOUND))
+    vendor = NvidiaVendor()
+    reading = vendor.read()
+    assert reading.devices == () and reading.error is not None and "NVML does not answer" in reading.error
+    say(nvmlInit=None, nvmlDeviceGetSamples=(1, [sample(1_000_000, 0)]))
+    only(vendor)
+    say(nvmlDeviceGetSamples=(1, [sample(2_000_000, 50)]))
+    assert only(vendor).busy_us_total == 500_000
+    say(nvmlDeviceGetCount=error(real.NVML_ERROR_DRIVER_NOT_LOADED))
+    assert vendor.read().error is not None
+    say(nvmlDeviceGetCount=1, nvmlDeviceGetSamples=(1, []))
+    assert only(vendor).busy_us_total == 500_000
+
+
+def test_stat_and_status_lines() -> None:
+    stat = b"77 (a ) b (c) S 1 77 77 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 123456 1 1"
+    assert parse_start_ticks(stat) == 123456 and parse_start_ticks(b"7 (x") is None
+    assert namespace_pids(b"Name:\tx\nNSpid:\t4711\t12\t3\n") == (4711, 12, 3) and namespace_pids(b"Name:\tx\n") == ()
+
+
+def test_a_folder_of_proc_may_be_given(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "stat").write_bytes(b"5 (cuda) S 1 5 5 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 99 1 1")
+    (tmp_path / "5" / "comm").write_bytes(b"cuda\n")
+    say(nvmlDeviceGetComputeRunningProcesses_v3=[holder(5, 1)])
+    (process,) = only(NvidiaVendor(tmp_path)).processes
+    assert (process.start_ticks, process.command) == (99, "cuda")
