@@ -75,7 +75,7 @@ def node(tmp_path: Path) -> Callable[..., Node]:
 def test_every_way_of_finding_a_function_leads_to_the_hook(node: Callable[..., Node]) -> None:
     here = node()
     answer = here.run(here.allocation("a"), "resolve")
-    expected = {key: 1 for key in answer} | {"gpa unknown address": 0, "dlsym unknown": 0}
+    expected = dict.fromkeys(answer, 1) | {"gpa unknown address": 0, "dlsym unknown": 0}
     expected["gpa unknown"] = answer["gpa unknown"]
     assert answer == expected
 
@@ -83,7 +83,9 @@ def test_every_way_of_finding_a_function_leads_to_the_hook(node: Callable[..., N
 def test_exports_only_what_it_interposes() -> None:
     hooks = (Path(__file__).parents[2] / "enforcer/native/hook/hooks.h").read_text().split("#define PM_NEEDS")[0]
     listed = {word.split(")")[0] for word in hooks.split("X(")[1:]}
-    lines = subprocess.run(["nm", "-D", "--defined-only", str(native_path("libpoolmeter_hook.so"))], capture_output=True, text=True, check=True)
+    lines = subprocess.run(
+        ["nm", "-D", "--defined-only", str(native_path("libpoolmeter_hook.so"))], capture_output=True, text=True, check=True
+    )
     exported = {line.split()[-1] for line in lines.stdout.splitlines() if line.split()[-2] not in ("A",)}
     assert exported == listed | {"dlsym@GLIBC_2.2.5", "dlsym@@GLIBC_2.34"}
 
@@ -295,7 +297,9 @@ def test_a_killed_tenant_is_billed_and_its_memory_returns(node: Callable[..., No
 
 def test_the_hook_survives_failures_of_every_driver_call_it_makes(node: Callable[..., Node]) -> None:
     here = node()
-    for number, call in enumerate(("cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventElapsedTime", "cuCtxGetDevice", "cuDeviceGetUuid")):
+    for number, call in enumerate(
+        ("cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventElapsedTime", "cuCtxGetDevice", "cuDeviceGetUuid")
+    ):
         folder = here.allocation(f"a{number}")
         # The tenant's own calls of the same names pass or fail with it, so a program that makes none of them is used.
         rule = here.machine.script(call, after=0, code=999)

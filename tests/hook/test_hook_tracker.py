@@ -47,6 +47,9 @@ def test_sharing_from_the_start(model: Path, tenants: tuple[str, ...], switch_us
     assert all(abs(error) < 2 for error in run(model, switch_us, 3, True, *tenants))
 
 
-@pytest.mark.parametrize("tenants", [("queue:20000", "queue:20000"), ("queue:50", "queue:20000"), ("queue:20000", "queue:20000:0:300"), ("mixed:50", "queue:1000")])
+@pytest.mark.parametrize(
+    "tenants",
+    [("queue:20000", "queue:20000"), ("queue:50", "queue:20000"), ("queue:20000", "queue:20000:0:300"), ("mixed:50", "queue:1000")],
+)
 def test_sharing_with_launches_that_cannot_be_told_apart_from_turns(model: Path, tenants: tuple[str, ...]) -> None:
     assert all(abs(error) < 7 for error in run(model, 160, 3, True, *tenants))

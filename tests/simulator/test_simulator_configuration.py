@@ -8,7 +8,9 @@ from poolmeter.errors import BadInput
 from poolmeter.simulator.configuration import load_machine, parse_machine
 
 
-@pytest.mark.parametrize(("name", "cards", "model"), [("h200x4", 4, "NVIDIA H200"), ("a100x8", 8, "NVIDIA A100-SXM4-80GB"), ("t4x2", 2, "Tesla T4")])
+@pytest.mark.parametrize(
+    ("name", "cards", "model"), [("h200x4", 4, "NVIDIA H200"), ("a100x8", 8, "NVIDIA A100-SXM4-80GB"), ("t4x2", 2, "Tesla T4")]
+)
 def test_known_machines(name: str, cards: int, model: str) -> None:
     machine = load_machine(name)
     assert len(machine.cards) == cards

@@ -114,7 +114,19 @@ def test_sigterm_ends_a_tenant_in_order(make_machine: MakeMachine) -> None:
     import time
 
     machine = make_machine()
-    command = [sys.executable, "-m", "poolmeter.cli", "simulate", "tenant", "--seconds", "0", "--kernel-us", "500", "--machine", str(machine.file)]
+    command = [
+        sys.executable,
+        "-m",
+        "poolmeter.cli",
+        "simulate",
+        "tenant",
+        "--seconds",
+        "0",
+        "--kernel-us",
+        "500",
+        "--machine",
+        str(machine.file),
+    ]
     process = subprocess.Popen(command, env=machine.environment(), stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 30
     while machine.device_truth(0).kernels < 50:
