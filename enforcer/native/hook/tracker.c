@@ -189,14 +189,18 @@ static bool blurred(const struct pm_segment *segment, uint64_t span, uint64_t to
     return segment->host_blur_ns > allowed || segment->host_ns > span - span / 5;
 }
 
-/* Charge of such a launch: an upper bound is all that is known of its length. */
+/* Charge of such a launch: an upper bound is all that is known of its length, and the next sample sets it right. */
 static uint64_t blurred_sample(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took) {
-    uint64_t known = entry->ns;
+    uint64_t known = entry->ns ? entry->ns : PM_UNKNOWN_NS, cost = known < took ? known : took;
     pm_add(&tracker->counters->dropped_samples, 1);
     entry->samples++;
-    if (entry->lone == 0 && (known == 0 || took < known))
-        set_estimate(entry, (double)took);
-    return known && known < took ? known : took;
+    if (entry->lone == 0) {
+        if (entry->samples > 8 || took < PM_UNKNOWN_NS) /* launches this short are never measured better */
+            set_estimate(entry, (double)(entry->ns && entry->ns < took ? entry->ns : took));
+        entry->shared++;
+        entry->shared_ns += cost;
+    }
+    return cost;
 }
 
 /* Charge of a launch measured while it had the device to itself. */

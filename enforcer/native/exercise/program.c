@@ -1,5 +1,5 @@
 /*
- * A program of the driver API for the hook's tests: `program MODE [ARGUMENT...]`, one JSON object on standard output.
+ * A program of the driver API that puts the hook through its paces: `program MODE [ARGUMENT...]`, one JSON object on standard output.
  * Finds its functions by dlsym; `resolve` says where each way of finding them leads. Linked against nothing but libc.
  */
 #define _GNU_SOURCE
@@ -292,6 +292,13 @@ static void streams(void) {
     say("launches", 50 * 10 + 600 + 250);
 }
 
+static void launches(int count) {
+    start();
+    for (int i = 0; i < count; i++)
+        CHECK(launch(NULL, 50000));
+    CHECK(F(cuCtxSynchronize)());
+}
+
 static void children(void) {
     fflush(stdout);
     pid_t child = fork(); /* before the driver starts: each is a process of its own */
@@ -357,6 +364,8 @@ int main(int argc, char **argv) {
         threads(atoi(argv[2]));
     else if (!strcmp(mode, "streams"))
         streams();
+    else if (!strcmp(mode, "launches"))
+        launches(atoi(argv[2]));
     else if (!strcmp(mode, "children"))
         children();
     else if (!strcmp(mode, "copies"))
