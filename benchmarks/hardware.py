@@ -57,10 +57,10 @@ def busy(results: Results, found: Card, seconds: float) -> None:
 
 
 def launch(results: Results, found: Card, seconds: float) -> None:
-    """Host cost of a launch, hooked and not, in alternating pairs."""
+    """Host cost of a launch that does not wait for room in the queue, hooked and not, in alternating pairs."""
     hooked, plain = [], []
     for _ in range(5):
-        words = spin("--kernel-us", "20", "--seconds", str(seconds))
+        words = spin("--pattern", "burst", "--kernel-us", "100", "--seconds", str(seconds))
         plain.append(finish(start(words, os.environ))["launch_ns"])
         with share(found.uuid) as mine:
             hooked.append(finish(start(words, mine.environment()))["launch_ns"])

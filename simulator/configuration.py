@@ -188,7 +188,7 @@ def _table(table: Any, keys: dict[str, type], where: str, required: tuple[str, .
             raise BadInput(f"{where} has the unknown key {key}: expected one of {', '.join(keys)}")
         if type(value) is not keys[key]:
             raise BadInput(f"{where}.{key} is {value!r}, expected {_type_word(keys[key])}")
-        if keys[key] is int and value < 0:
+        if type(value) is int and value < 0:
             raise BadInput(f"{where}.{key} is {value}, expected 0 or more")
     for key in required:
         if key not in table:
@@ -212,15 +212,24 @@ def _card(raw: dict[str, Any], index: int, machine: str, where: str) -> CardConf
                 raise BadInput(f"{where}: card {index}.{key}: {error}") from None
         values[target] = value * _SCALE.get(key, 1) if type(value) is int else value
     card = CardConfig(**values)
-    digest = hashlib.sha256(f"{machine}/{index}".encode()).hexdigest()
-    if not card.uuid:
-        card = replace(card, uuid=f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}")
-    if not card.serial:
-        card = replace(card, serial=str(int(digest[32:44], 16))[:13].rjust(13, "1"))
+    named = _identify(card, index, machine)
+    card = replace(card, uuid=card.uuid or named.uuid, serial=card.serial or named.serial)
     if not card.bus_id:
         card = replace(card, bus_id=f"00000000:{0x18 + index * 0x10 & 0xFF:02X}:00.0")
     _check_card(card, f"{where}: card {index}")
     return card
+
+
+def _identify(card: CardConfig, index: int, machine: str) -> CardConfig:
+    """The card with a uuid and a serial that follow from its machine's name and its number."""
+    digest = hashlib.sha256(f"{machine}/{index}".encode()).hexdigest()
+    uuid = f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
+    return replace(card, uuid=uuid, serial=str(int(digest[32:44], 16))[:13].rjust(13, "1"))
+
+
+def rename_machine(config: MachineConfig, name: str) -> MachineConfig:
+    """The same machine under another name, its cards other ones: nodes of one pool share no uuid."""
+    return replace(config, name=name, cards=tuple(_identify(card, index, name) for index, card in enumerate(config.cards)))
 
 
 def _check_card(card: CardConfig, where: str) -> None:

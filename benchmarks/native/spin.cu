@@ -1,6 +1,6 @@
 // A tenant whose device time is known: kernels of a fixed amount of work that note on the card when they began and ended.
 //
-//   spin --kernel-us N --seconds S [--pattern stream|sync|graph|streams] [--blocks-per-sm B] [--gap-us N] [--allocate BYTES]
+//   spin --kernel-us N --seconds S [--pattern stream|sync|graph|streams|burst] [--blocks-per-sm B] [--gap-us N] [--allocate BYTES]
 //
 // Prints one JSON line: kernels, truth_ns (union of the kernels' own spans by %globaltimer: what the card worked for us when alone),
 // wall_ns, launch_ns (host time per launch), allocated_bytes, error. The work is arithmetic, not a wait for a clock, so a kernel that
@@ -135,8 +135,9 @@ int main(int argc, char **argv) {
         CHECK(cudaStreamEndCapture(queue[0], &captured));
         CHECK(cudaGraphInstantiate(&graph, captured, 0));
     }
-    // Enough work in flight to keep the card busy, little enough to stop in time.
-    const int batch = std::max(1, (int)(20000 / (kernel_us * (graph ? nodes : 1))));
+    // Enough work in flight to keep the card busy, little enough to stop in time; in a burst few enough that no launch waits for room.
+    const bool burst = pattern == "burst";
+    const int batch = burst ? 256 : std::max(1, (int)(20000 / (kernel_us * (graph ? nodes : 1))));
     std::vector<cudaEvent_t> fence(2);
     for (auto &event : fence) CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     uint64_t began = host_now(), launching = 0, launches = 0;
@@ -145,7 +146,8 @@ int main(int argc, char **argv) {
         for (int i = 0; i < batch; i++) {
             for (int s = 0; s < streams; s++) {
                 uint64_t t = host_now();
-                if (graph) CHECK(cudaGraphLaunch(graph, queue[s]));
+                if (burst) spin<<<1, 32, 0, queue[s]>>>(1, &logs[s], spans + (size_t)capacity * s, 0, sink);
+                else if (graph) CHECK(cudaGraphLaunch(graph, queue[s]));
                 else spin<<<blocks / streams, threads, 0, queue[s]>>>(rounds, &logs[s], spans + (size_t)capacity * s, capacity, sink);
                 launching += host_now() - t;
                 launches++;
@@ -155,6 +157,7 @@ int main(int argc, char **argv) {
                 for (uint64_t until = host_now() + (uint64_t)(gap_us * 1e3); host_now() < until;) {}
             }
         }
+        if (burst) CHECK(cudaStreamSynchronize(queue[0]));
         CHECK(cudaEventRecord(fence[turn], queue[0]));
         CHECK(cudaEventSynchronize(fence[turn ^ 1]));
     }

@@ -78,6 +78,8 @@ def from_bytes(body: bytes) -> "pa.Table":
                 raise DataError(f"usage column {field.name} is missing")
             arrays.append(pa.nulls(table.num_rows, field.type))
             continue
+        if table.column_names.count(field.name) > 1:
+            raise DataError(f"usage column {field.name} is there {table.column_names.count(field.name)} times, expected once")
         column = table.column(field.name)
         if column.type != field.type:
             raise DataError(f"usage column {field.name} is {column.type}, expected {field.type}")

@@ -120,14 +120,6 @@ def shared_options() -> argparse.ArgumentParser:
     return shared
 
 
-def add_period_options(parser: argparse.ArgumentParser, by: Sequence[str], default_by: str) -> None:
-    """--from, --to, --by, --time-zone of a query."""
-    parser.add_argument("--from", dest="start", metavar="TIME", help="start, inclusive: RFC 3339, a date, 7d, last-month (this month)")
-    parser.add_argument("--to", dest="end", metavar="TIME", help="end, exclusive (now)")
-    parser.add_argument("--by", default=default_by, metavar="FIELDS", help=f"one or several of {', '.join(by)} ({default_by})")
-    parser.add_argument("--time-zone", metavar="ZONE", help="time zone that days and dates are cut in (UTC)")
-
-
 def find(words: Sequence[str]) -> tuple[Entry | None, int]:
     """The command that the first words name, the longest match, and how many words it took."""
     for count in (2, 1):

@@ -52,6 +52,7 @@ class CollectorSection(_Section):
     pull_interval_s: Annotated[float, Field(ge=0.2, le=3600)] = 15.0
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     token_file: Path | None = None
+    api_token_file: Path | None = None
     process_days: Annotated[int, Field(ge=1)] = 1
 
 

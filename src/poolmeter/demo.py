@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
-from poolmeter.demo_tenants import Tenants
+from poolmeter.demo_tenants import TENANTS, Tenants
 from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused
 from poolmeter.model.units import MICROSECONDS
 from poolmeter.period import rfc3339
@@ -63,7 +65,7 @@ def work(pool: Pool, tenants: Tenants, seconds: float, stop: Stop) -> int:
             time.sleep(0.1)
             pool.watch()
             tenants.watch()
-            if not asked and time.monotonic() > began + min(seconds / 2, 75.0):
+            if not asked and time.monotonic() > began + 2 and settled(pool):
                 asked = True
                 resized = resize(pool)
         if stop.requested:
@@ -97,17 +99,24 @@ def resize(pool: Pool) -> int:
     return changed
 
 
-def limits(pool: Pool) -> dict[tuple[str, str], int]:
-    """Memory limits in force by (allocation, device), from the exporters' snapshots."""
-    import urllib.request
+def settled(pool: Pool) -> bool:
+    """Whether every tenant that lasts is at work, its memory taken or refused: what it holds is then its peak."""
+    held = {row["tenant"] for row in slices(pool) if row.get("memory_used_bytes") or row.get("denied_allocations_total")}
+    return {tenant.name for tenant in TENANTS if tenant.share is not None and tenant.seconds is None} <= held
 
-    found = {}
+
+def limits(pool: Pool) -> dict[tuple[str, str], int]:
+    """Memory limits in force by (allocation, device)."""
+    return {(row["allocation_id"], row["device_uuid"]): row["memory_limit_bytes"] for row in slices(pool) if "memory_limit_bytes" in row}
+
+
+def slices(pool: Pool) -> list[dict[str, Any]]:
+    """All slices of the exporters' newest snapshots."""
+    found: list[dict[str, Any]] = []
     for name, daemon in pool.daemons.items():
         if name.startswith("exporter") and daemon.url:
             with urllib.request.urlopen(f"{daemon.url.rstrip('/')}/v1/snapshot", timeout=10) as answer:
-                for row in json.load(answer).get("slices", []):
-                    if "memory_limit_bytes" in row:
-                        found[(row["allocation_id"], row["device_uuid"])] = row["memory_limit_bytes"]
+                found += json.load(answer).get("slices", [])
     return found
 
 

@@ -4,7 +4,9 @@ Takes RFC 3339 times, dates (midnight in the time zone), `7d` `36h` `90m` (ago),
 and `now`. Edges fall on whole minutes: the start is rounded down, the end up, so that no watched minute is cut.
 """
 
+import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -46,6 +48,14 @@ def time_zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise BadInput(f"time zone is {name!r}, expected a name such as UTC or Europe/Vienna") from None
+
+
+def add_period_options(parser: argparse.ArgumentParser, by: Sequence[str], default_by: str) -> None:
+    """--from, --to, --by, --time-zone of a query."""
+    parser.add_argument("--from", dest="start", metavar="TIME", help="start, inclusive: RFC 3339, a date, 7d, last-month (this month)")
+    parser.add_argument("--to", dest="end", metavar="TIME", help="end, exclusive (now)")
+    parser.add_argument("--by", default=default_by, metavar="FIELDS", help=f"one or several of {', '.join(by)} ({default_by})")
+    parser.add_argument("--time-zone", metavar="ZONE", help="time zone that days and dates are cut in (UTC)")
 
 
 def parse_period(start: str | None, end: str | None, zone_name: str, now_us: int) -> Period:

@@ -269,6 +269,7 @@ def machine_environment(machine: Path) -> dict[str, str]:
 
 def simulated_nodes(data: Path, names: Sequence[str] = ("node-a", "node-b"), machine: str = "h200x4") -> tuple[NodePlan, ...]:
     """Nodes with a fresh simulated machine each, under the data folder."""
+    from poolmeter.simulator.configuration import load_machine, rename_machine
     from poolmeter.simulator.machine import Machine
 
     nodes = []
@@ -278,6 +279,7 @@ def simulated_nodes(data: Path, names: Sequence[str] = ("node-a", "node-b"), mac
         node.data.mkdir(parents=True, exist_ok=True)
         assert node.machine is not None
         node.machine.unlink(missing_ok=True)
-        Machine.create(machine, node.machine).close()
+        # Cards are named after their machine: each node has its own.
+        Machine.create(rename_machine(load_machine(machine), name), node.machine).close()
         nodes.append(node)
     return tuple(nodes)

@@ -52,7 +52,8 @@ def counted(folder: Path, names: list[str]) -> tuple[int, int]:
     """Launches that the workers had counted for certain, and at most."""
     low = high = 0
     for name in names:
-        data = (folder.parent / f"{name}.result").read_bytes()
+        file = folder.parent / f"{name}.result"
+        data = file.read_bytes() if file.exists() else b""  # killed before it began
         high += int.from_bytes(data[:8], "little")
         low += int.from_bytes(data[8:16], "little")
     return low, high

@@ -65,6 +65,10 @@ bool pm_device_refused(CUdevice ordinal) {
     uint32_t device = pm_device_of(self, ordinal);
     if (device != PM_NO_DEVICE && pm_process_limits(self, device).listed)
         return false;
+    if (device == PM_NO_DEVICE && (ordinal < 0 || ordinal >= PM_MAX_ORDINALS || !pm_peek(&self->device_of_ordinal[ordinal]))) {
+        pm_add(&self->view.header->faults, 1); /* the driver did not say which device this is: no ground to refuse it */
+        return false;
+    }
     pm_add(&pm_process_counters(self, device == PM_NO_DEVICE ? 0 : device)->denied_device, 1);
     return true;
 }

@@ -178,13 +178,35 @@ static void learn_slice(struct pm_tracker *tracker, double part) {
         pm_poke(&tracker->board->slice_ns, (uint64_t)tracker->slice_ns);
 }
 
+/*
+ * An idle queue runs the start mark at once and the launch when it comes, so the time between handing over the two is taken off. That
+ * fails when the thread was interrupted there, or when the launch had ended before the end mark came.
+ */
+static bool blurred(const struct pm_segment *segment, uint64_t span, uint64_t took) {
+    if (segment->full)
+        return false;
+    uint64_t allowed = took / 10 > 10000 ? took / 10 : 10000;
+    return segment->host_blur_ns > allowed || segment->host_ns > span - span / 5;
+}
+
+/* Charge of such a launch: an upper bound is all that is known of its length, and the next sample sets it right. */
+static uint64_t blurred_sample(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took) {
+    uint64_t known = entry->ns ? entry->ns : PM_UNKNOWN_NS, cost = known < took ? known : took;
+    pm_add(&tracker->counters->dropped_samples, 1);
+    entry->samples++;
+    if (entry->lone == 0) {
+        if (entry->samples > 8 || took < PM_UNKNOWN_NS) /* launches this short are never measured better */
+            set_estimate(entry, (double)(entry->ns && entry->ns < took ? entry->ns : took));
+        entry->shared++;
+        entry->shared_ns += cost;
+    }
+    return cost;
+}
+
 /* Charge of a launch measured while it had the device to itself. */
-static uint64_t lone_sample(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took, const struct pm_segment *segment) {
-    bool blurred = !segment->full && segment->host_gap_ns > 100000 && took < 20 * segment->host_gap_ns;
+static uint64_t lone_sample(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took) {
     pm_add(&tracker->counters->timed_samples, 1);
     entry->samples++;
-    if (blurred) /* a first launch that loaded its code: good enough to charge, not to learn from */
-        return took;
     if (entry->lone == 0) {
         set_estimate(entry, (double)took);
         if (entry->shared) { /* what shared spans made us charge can now be set right */
@@ -213,7 +235,7 @@ static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *en
     double turn = tracker->turn_ns * segment->neighbours, mine;
     double turns = (double)(uint64_t)(span / (tracker->slice_ns + turn) + 0.5);
     if (span < 0.8 * tracker->turn_ns) /* no room for a turn of anybody's: as good as alone */
-        return lone_sample(tracker, entry, took, segment);
+        return lone_sample(tracker, entry, took);
     entry->samples++;
     pm_add(turns > 0 ? &tracker->counters->dropped_samples : &tracker->counters->timed_samples, 1);
     if (entry->lone || (known > 0 && known < tracker->slice_ns)) {
@@ -317,8 +339,12 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
     if (segment->launches == 1 && segment->entry && !segment->tainted) {
         int64_t took = span - (segment->full ? (int64_t)tracker->mark_cost_ns : (int64_t)segment->host_gap_ns);
         took = took < 500 ? 500 : took;
-        cost = segment->neighbours ? shared_sample(tracker, segment->entry, (uint64_t)took, segment)
-                                   : lone_sample(tracker, segment->entry, (uint64_t)took, segment);
+        if (blurred(segment, (uint64_t)span, (uint64_t)took))
+            cost = blurred_sample(tracker, segment->entry, (uint64_t)took);
+        else if (segment->neighbours)
+            cost = shared_sample(tracker, segment->entry, (uint64_t)took, segment);
+        else
+            cost = lone_sample(tracker, segment->entry, (uint64_t)took);
     } else {
         uint64_t upper = (uint64_t)span, gaps = (uint64_t)segment->launches * GAP_NS;
         if (cost > upper)
@@ -421,18 +447,19 @@ static struct pm_lane *make_lane(struct pm_tracker *tracker, uint64_t key) {
     return NULL;
 }
 
-static void open_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16_t mark, uint64_t now) {
+static void open_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16_t mark, uint64_t before, uint64_t now) {
     lane->open = mark;
     lane->begun_ns = now;
+    lane->marking_ns = before;
     lane->marked_ns = now;
     lane->tainted = 0;
     lane->only = NULL;
-    lane->host_gap_ns = 0;
+    lane->launched_ns = now;
     lane->neighbours = pm_board_neighbours(tracker->board, tracker->seat, now);
 }
 
 /* Ends the open segment with `mark`, which begins the next one. */
-static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16_t mark, bool full, uint64_t now) {
+static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16_t mark, bool full, uint64_t before, uint64_t now) {
     uint32_t launches = __atomic_exchange_n(&lane->launches, 0, __ATOMIC_RELAXED);
     uint64_t estimate = __atomic_exchange_n(&lane->estimate_ns, 0, __ATOMIC_RELAXED);
     struct pm_segment *segment = &tracker->segments[tracker->segment_count++];
@@ -445,12 +472,14 @@ static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16
         .launches = launches,
         .neighbours = lane->neighbours,
         .estimate_ns = estimate,
-        .host_gap_ns = lane->host_gap_ns,
+        .host_gap_ns = lane->launched_ns - lane->marked_ns,
+        .host_blur_ns = lane->launched_ns - lane->marking_ns,
+        .host_ns = now - lane->marked_ns,
         .begun_ns = lane->begun_ns,
         .entry = launches == 1 ? lane->only : NULL,
     };
     tracker->marks[mark].uses++; /* once for this segment, once as the next one's start */
-    open_segment(tracker, lane, mark, now);
+    open_segment(tracker, lane, mark, before, now);
 }
 
 /* Charges what the lane has open at its estimates, without a mark. */
@@ -479,18 +508,20 @@ static void charge_estimates(struct pm_tracker *tracker) {
 static bool mark_now(struct pm_tracker *tracker, struct pm_lane *lane, void *stream) {
     if (tracker->segment_count == PM_SEGMENTS)
         return false;
-    bool full = lane->open != PM_NO_MARK && mark_passed(tracker, lane->open) == 0;
+    uint64_t before = pm_now_ns();
     uint16_t mark = record_mark(tracker, stream);
     if (mark == PM_NO_MARK)
         return false;
     uint64_t now = pm_now_ns();
+    /* Asked only now: were the thread interrupted between asking and recording, the queue could run dry unseen. */
+    bool full = lane->open != PM_NO_MARK && pm_peek(&lane->launches) && mark_passed(tracker, lane->open) == 0;
     if (lane->open == PM_NO_MARK) {
-        open_segment(tracker, lane, mark, now);
+        open_segment(tracker, lane, mark, before, now);
     } else if (pm_peek(&lane->launches) == 0) {
         drop_mark(tracker, lane->open);
-        open_segment(tracker, lane, mark, now);
+        open_segment(tracker, lane, mark, before, now);
     } else {
-        end_segment(tracker, lane, mark, full, now);
+        end_segment(tracker, lane, mark, full, before, now);
     }
     return true;
 }
@@ -506,11 +537,10 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
         bool ready = lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0 && !lane->tainted &&
                      mark_passed(tracker, lane->open) == 0;
         if (ready)
-            lane->marked_ns = pm_now_ns();
+            lane->marking_ns = lane->marked_ns = pm_now_ns();
         else
             ready = mark_now(tracker, lane, launch->stream);
         launch->timed = launch->timed && ready;
-        launch->begun_ns = lane->marked_ns;
     } else {
         launch->timed = false;
         if (tracker->broken)
@@ -534,12 +564,12 @@ void pm_launch_begin(struct pm_launch *launch, struct pm_tracker *tracker, struc
 static void slow_end(struct pm_launch *launch) {
     struct pm_tracker *tracker = launch->tracker;
     struct pm_lane *lane = launch->lane;
-    uint64_t now = launch->timed ? pm_now_ns() : 0;
+    uint64_t now = launch->timed ? pm_now_ns() : 0; /* as soon as the driver has it */
     pthread_mutex_lock(&tracker->lock);
     if (usable(tracker) && lane->open != PM_NO_MARK) {
         if (launch->timed) {
             lane->only = launch->entry;
-            lane->host_gap_ns = now - launch->begun_ns;
+            lane->launched_ns = now;
         }
         mark_now(tracker, lane, launch->stream);
         poll_locked(tracker);

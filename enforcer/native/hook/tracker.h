@@ -47,6 +47,8 @@ struct pm_segment {
     uint32_t neighbours;
     uint64_t estimate_ns;
     uint64_t host_gap_ns; /* between recording the start mark and handing over the launch */
+    uint64_t host_blur_ns; /* how far off that can be, if the thread was interrupted */
+    uint64_t host_ns;     /* between recording the two marks */
     uint64_t begun_ns;
     struct pm_estimate *entry; /* of the only launch */
 };
@@ -58,10 +60,11 @@ struct pm_lane {
     uint32_t launches;
     uint64_t estimate_ns;
     uint64_t begun_ns;
+    uint64_t marking_ns; /* before and after the start mark was recorded */
     uint64_t marked_ns;
     uint32_t neighbours;
     struct pm_estimate *only;
-    uint64_t host_gap_ns;
+    uint64_t launched_ns;
 };
 
 /* Device time already charged in a stretch of PM_BIN_NS. */

@@ -327,6 +327,9 @@ static CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUd
     cuda_lock();
     const struct allocation *found = allocation_find((uintptr_t)at);
     struct allocation a = found != NULL ? *found : (struct allocation){0};
+    size_t left;
+    if (found != NULL && a.kind == ALLOCATION_RESERVED)
+        virtual_device((uintptr_t)at, &a.device, &left);
     cuda_unlock();
     REQUIRE(found != NULL, CUDA_ERROR_INVALID_VALUE);
     bool host = a.device < 0;
@@ -423,11 +426,18 @@ static size_t stored(uintptr_t at, size_t bytes) {
     return n;
 }
 
-/* The range must lie inside one allocation when it starts in one. */
+/* The range must lie inside one allocation when it starts in one, and be mapped when it lies in a reserved range. */
 static bool range_ok(uintptr_t at, size_t bytes) {
     cuda_lock();
     const struct allocation *a = allocation_find(at);
     bool ok = a == NULL || at - a->base + bytes <= a->size;
+    if (ok && a != NULL && a->kind == ALLOCATION_RESERVED)
+        for (size_t done = 0; ok && done < bytes;) {
+            int device;
+            size_t left;
+            ok = virtual_device(at + done, &device, &left);
+            done += left;
+        }
     cuda_unlock();
     return ok;
 }
@@ -436,6 +446,10 @@ static bool is_device(uintptr_t at) {
     cuda_lock();
     const struct allocation *a = allocation_find(at);
     bool device = a != NULL && a->device >= 0;
+    int owner = -1;
+    size_t left;
+    if (a != NULL && a->kind == ALLOCATION_RESERVED && virtual_device(at, &owner, &left))
+        device = owner >= 0;
     cuda_unlock();
     return device;
 }
@@ -559,6 +573,98 @@ CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr
     ENTER(cuMemcpyPeerAsync);
     REQUIRE(context_valid(to_ctx) && context_valid(from_ctx), CUDA_ERROR_INVALID_CONTEXT);
     return copy_later(AT(to), AT(from), bytes, stream);
+}
+
+/* --- pitched copies: every row moves on its own, the time is that of all bytes ----------------------------------- */
+
+struct side {
+    CUmemorytype type;
+    const void *host;
+    CUdeviceptr device;
+    size_t pitch, height, x, y, z;
+};
+
+static CUresult side_start(const struct side *s, char **out) {
+    REQUIRE(s->type != CU_MEMORYTYPE_ARRAY, CUDA_ERROR_NOT_SUPPORTED); /* arrays have no bytes here */
+    char *base = s->type == CU_MEMORYTYPE_HOST ? (char *)(uintptr_t)s->host : (char *)AT(s->device);
+    *out = base + (s->z * s->height + s->y) * s->pitch + s->x;
+    return CUDA_SUCCESS;
+}
+
+static CUresult copy_box(const struct side *from, const struct side *to, size_t width, size_t height, size_t depth,
+                         CUstream handle, bool wait) {
+    struct CUstream_st *s;
+    CUresult rc = stream_resolve(handle, &s);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    char *source, *target;
+    rc = side_start(from, &source);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    rc = side_start(to, &target);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    if (width == 0 || height == 0 || depth == 0)
+        return CUDA_SUCCESS;
+    REQUIRE((height == 1 && depth == 1) || (from->pitch >= width && to->pitch >= width), CUDA_ERROR_INVALID_VALUE);
+    size_t bytes = width * height * depth;
+    if (capture_active(s)) {
+        REQUIRE(!wait, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        REQUIRE((from->pitch == width && to->pitch == width) || (height == 1 && depth == 1), CUDA_ERROR_NOT_SUPPORTED);
+        struct graph_work work = {.kind = WORK_COPY, .to = target, .from = source, .bytes = bytes};
+        return capture_add(s, &work);
+    }
+    for (size_t z = 0; z < depth; z++)
+        for (size_t y = 0; y < height; y++) {
+            char *f = source + (z * from->height + y) * from->pitch, *t = target + (z * to->height + y) * to->pitch;
+            REQUIRE(range_ok((uintptr_t)f, width) && range_ok((uintptr_t)t, width), CUDA_ERROR_INVALID_VALUE);
+            copy_bytes(t, f, width);
+        }
+    enum sim_copy kind = copy_kind(target, source);
+    struct sim_op op = {
+        .kind = SIM_OP_COPY, .copy = kind, .work_ns = copy_ns(s->ctx->device, kind, bytes), .arg = bytes};
+    uint64_t mark;
+    rc = submit(s, op, &mark, false);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    return wait ? wait_stream(s, mark) : CUDA_SUCCESS;
+}
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *p, CUstream stream, bool wait) {
+    REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
+    struct side from = {p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, 0, p->srcXInBytes, p->srcY, 0};
+    struct side to = {p->dstMemoryType, p->dstHost, p->dstDevice, p->dstPitch, 0, p->dstXInBytes, p->dstY, 0};
+    return copy_box(&from, &to, p->WidthInBytes, p->Height, 1, stream, wait);
+}
+
+static CUresult copy_3d(const CUDA_MEMCPY3D *p, CUstream stream, bool wait) {
+    REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
+    struct side from = {p->srcMemoryType, p->srcHost,     p->srcDevice, p->srcPitch,
+                        p->srcHeight,     p->srcXInBytes, p->srcY,      p->srcZ};
+    struct side to = {p->dstMemoryType, p->dstHost,     p->dstDevice, p->dstPitch,
+                      p->dstHeight,     p->dstXInBytes, p->dstY,      p->dstZ};
+    return copy_box(&from, &to, p->WidthInBytes, p->Height, p->Depth, stream, wait);
+}
+
+CUresult CUDAAPI cuMemcpy2D_v2(const CUDA_MEMCPY2D *p) {
+    ENTER(cuMemcpy2D_v2);
+    return copy_2d(p, NULL, true);
+}
+
+CUresult CUDAAPI cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *p) {
+    ENTER(cuMemcpy2DUnaligned_v2);
+    return copy_2d(p, NULL, true);
+}
+
+CUresult CUDAAPI cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *p, CUstream stream) {
+    ENTER(cuMemcpy2DAsync_v2);
+    return copy_2d(p, stream, false);
+}
+
+CUresult CUDAAPI cuMemcpy3D_v2(const CUDA_MEMCPY3D *p) {
+    ENTER(cuMemcpy3D_v2);
+    return copy_3d(p, NULL, true);
+}
+
+CUresult CUDAAPI cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *p, CUstream stream) {
+    ENTER(cuMemcpy3DAsync_v2);
+    return copy_3d(p, stream, false);
 }
 
 /* --- memsets ---------------------------------------------------------------------------------------------------- */

@@ -268,7 +268,8 @@ void memory_drop_context(struct CUctx_st *ctx);
 size_t charge_of(size_t bytes);
 CUresult pool_of_device(int device, struct CUmemPoolHandle_st **out);
 CUresult pool_free(CUdeviceptr at);
-void copy_bytes(void *to, const void *from, size_t bytes); /* stored parts only */
+bool virtual_device(uintptr_t at, int *device, size_t *left); /* locked; of a mapped address range */
+void copy_bytes(void *to, const void *from, size_t bytes);    /* stored parts only */
 void fill_bytes(void *to, const void *pattern, size_t width, size_t count);
 CUresult copy_submit(struct CUstream_st *stream, void *to, const void *from, size_t bytes, bool wait);
 uint64_t copy_ns(int device, enum sim_copy kind, size_t bytes);

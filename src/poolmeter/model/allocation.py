@@ -84,8 +84,8 @@ class SlicePromise:
 class Allocation:
     """An allocation as the enforcer keeps it (allocation.json).
 
-    `created_us` and `changed_us` are wall time in microseconds since the epoch; `generation` grows by one with each change of
-    the grant; `decision_id` names the decision that last changed it, if one did. `enforcement` is "root" (private mount
+    `created_us` and `changed_us` are wall time in microseconds since the epoch; `generation` is that of the grant page: even,
+    and larger with each change of the grant; `decision_id` names the decision that last changed it, if one did. `enforcement` is "root" (private mount
     namespace), "cooperative" (LD_PRELOAD) or "none" (a promise without a hook).
     """
 
@@ -106,6 +106,8 @@ class Allocation:
     # pid and start time of the program that `poolmeter run` started; the enforcer releases the allocation when it has ended.
     owner_pid: int | None = None
     owner_start_ticks: int | None = None
+    # who asked for it (peer credentials of the enforcer's socket): with root and the enforcer's own user, who may change it.
+    owner_uid: int | None = None
 
 
 @dataclass(frozen=True)

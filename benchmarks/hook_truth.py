@@ -1,6 +1,7 @@
-"""Busy time that the hook reports against the kernels' own clock, on a real card: `python truth.py --native FOLDER --probe PROGRAM`.
+"""Busy time that the hook reports against the kernels' own clock, on a real card: `python benchmarks/hook_truth.py [--seconds 2]`.
 
-Needs a card, its driver, and the built hook. Prints a JSON line per case; exit status 1 when a case is off by more than --tolerance.
+Needs a card, its driver and the built native parts (POOLMETER_NATIVE or an installed poolmeter). Prints a JSON line per case: alone, two
+sharers, launch cost in alternating pairs. Exit status 1 when a case alone is off by more than --tolerance percent.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from poolmeter.native import native_path
 from poolmeter.pages.grant import DeviceGrant, Grant, write_grant
 from poolmeter.pages.meter import create_meter, read_meter
 
@@ -49,19 +51,18 @@ def start(probe: str, folder: Path, hook: Path | None, *arguments: str) -> subpr
 def main() -> int:
     """Runs the cases alone, then two sharers, then the launch cost in alternating pairs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--native", type=Path, required=True)
-    parser.add_argument("--probe", required=True)
     parser.add_argument("--seconds", default="2")
     parser.add_argument("--tolerance", type=float, default=2.0)
     arguments = parser.parse_args()
-    hook = arguments.native / "libpoolmeter_hook.so"
+    hook = native_path("libpoolmeter_hook.so")
+    probe = str(native_path("bin/poolmeter-exercise-probe"))
     uuid = device_uuid(0)
     failed = False
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         for number, (pattern, us) in enumerate(CASES):
             folder = allocation(root, f"alone-{number}", uuid)
-            answer = json.loads(start(arguments.probe, folder, hook, pattern, str(us), arguments.seconds).communicate()[0])
+            answer = json.loads(start(probe, folder, hook, pattern, str(us), arguments.seconds).communicate()[0])
             counters = read_meter(folder / "meter").total(uuid)
             answer["error_percent"] = round(100 * (counters.busy_ns / answer["device_ns"] - 1), 2)
             answer["counters"] = {
@@ -74,10 +75,10 @@ def main() -> int:
             lone = {}
             for us in set(pair):
                 folder = allocation(root, f"lone-{number}-{us}", uuid)
-                answer = json.loads(start(arguments.probe, folder, hook, "queue", str(us), "1").communicate()[0])
+                answer = json.loads(start(probe, folder, hook, "queue", str(us), "1").communicate()[0])
                 lone[us] = answer["device_ns"] / answer["kernels"]
             folders = [allocation(root, f"pair-{number}-{i}", uuid) for i in range(2)]
-            running = [start(arguments.probe, folder, hook, "queue", str(us), "4") for folder, us in zip(folders, pair, strict=True)]
+            running = [start(probe, folder, hook, "queue", str(us), "4") for folder, us in zip(folders, pair, strict=True)]
             for folder, process, us in zip(folders, running, pair, strict=True):
                 answer = json.loads(process.communicate()[0])
                 truth = answer["kernels"] * lone[us]
@@ -99,7 +100,7 @@ def main() -> int:
         folder = allocation(root, "cost", uuid)
         for _ in range(5):
             for hooked in (False, True):
-                answer = json.loads(start(arguments.probe, folder, hook if hooked else None, "empty", "0", "0").communicate()[0])
+                answer = json.loads(start(probe, folder, hook if hooked else None, "empty", "0", "0").communicate()[0])
                 costs[hooked].append(answer["launch_ns"])
         added = sorted(a - b for a, b in zip(costs[True], costs[False], strict=True))[2]
         print(json.dumps({"launch_ns_plain": costs[False], "launch_ns_hooked": costs[True], "added_ns_median": round(added, 1)}))

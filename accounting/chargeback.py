@@ -1,0 +1,188 @@
+"""`poolmeter chargeback`: what each line cost, exactly; tenants, idle, unallocated and overhead sum to the cost of the pool."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from poolmeter.accounting import measures
+from poolmeter.accounting.dimensions import (
+    COLUMNS,
+    DEVICE_FIELDS,
+    EVERYTHING,
+    LABEL_FIELDS,
+    Calendar,
+    Filters,
+    day_text,
+    hour_text,
+    sort_key,
+)
+from poolmeter.accounting.measures import Measures
+from poolmeter.accounting.plans import PricePlan, demo_plan, load_plan
+from poolmeter.accounting.rating import LINES, Charge, money, rate
+from poolmeter.accounting.shares import DEVICE, LABELS, Shares, read_shares
+from poolmeter.accounting.source import ask, check_filters, check_identity, is_simulated
+from poolmeter.errors import BadInput
+from poolmeter.period import Period
+from poolmeter.report import Report
+
+if TYPE_CHECKING:
+    import duckdb
+
+MONEY_COLUMNS = ("line", "quantity", "unit", "unit_price", "cost", "currency")
+_TOTAL_OF = {"usage": "tenants", "idle": "idle", "unallocated": "unallocated", "overhead": "overhead"}
+
+
+def chargeback_report(
+    root: Path, period: Period, plan: PricePlan, by: tuple[str, ...] = ("tenant",), filters: Filters = EVERYTHING, basis: str | None = None
+) -> Report:
+    """The bill of a period, a row per line and combination of the `by` fields.
+
+    `root` is the store's folder; days are cut in the period's zone, a day that the period only touches is a line-day of that part;
+    `basis` overrides the plan's. Raises BadInput on a missing price or a filter value the store has never seen, DataError on stored
+    records that break the capacity identity, Unavailable without a store.
+    """
+    return ask(root, lambda connection: chargeback_of(connection, period, plan, by, filters, basis))
+
+
+def chosen_plan(root: Path, flag: Path | None, configured: Path | None) -> tuple[PricePlan, tuple[str, ...]]:
+    """The plan to rate with, and a warning when it is the packaged one: the flag's, else the configured, else a simulated pool's.
+
+    Raises BadInput when there is none.
+    """
+    path = flag or configured
+    if path is not None:
+        return load_plan(path), ()
+    if not ask(root, is_simulated):
+        raise BadInput(
+            "no price plan is given, expected --plan FILE or accounting.plan in the configuration (deploy/plan.example.toml is one)"
+        )
+    return demo_plan(), ("the pool is simulated and no price plan is given: rated with the packaged demo plan",)
+
+
+def chargeback_for(
+    root: Path,
+    period: Callable[[str | None], Period],
+    by: tuple[str, ...],
+    filters: Filters,
+    *,
+    flag: Path | None,
+    configured: Path | None,
+    basis: str | None,
+) -> Report:
+    """The bill as a command or a request asks for it: the plan is chosen first, because its time zone may cut the days.
+
+    `period` gives the period in a zone's name (None: the plan names none). Raises what `chosen_plan` and `chargeback_report` raise.
+    """
+    plan, warnings = chosen_plan(root, flag, configured)
+    report = chargeback_report(root, period(None if plan.zone is None else plan.zone.key), plan, by, filters, basis)
+    return replace(report, warnings=(*warnings, *report.warnings))
+
+
+def chargeback_of(
+    connection: "duckdb.DuckDBPyConnection",
+    period: Period,
+    plan: PricePlan,
+    by: tuple[str, ...],
+    filters: Filters,
+    basis: str | None = None,
+) -> Report:
+    """`chargeback_report` of an open catalog."""
+    check_filters(connection, filters)
+    check_identity(connection, period)
+    basis = basis or plan.basis
+    shares = read_shares(connection, Calendar.of(period), basis, plan.edges_us, level_of(by, filters))
+    charges = [charge for charge in rate(shares.shares, plan) if _chosen(charge, filters)]
+    rows = _rows(charges, by, plan)
+    extra = {"basis": basis, "plan": {"name": plan.name, "version": plan.version, "sha256": plan.sha256}}
+    return Report(
+        "chargeback",
+        (*by, *MONEY_COLUMNS, *measures.COLUMNS),
+        tuple(rows),
+        period.start_text(),
+        period.end_text(),
+        _totals(charges, plan),
+        _warnings(shares, charges),
+        extra,
+    )
+
+
+def level_of(by: tuple[str, ...], filters: Filters) -> int:
+    """How deep the question goes: see `shares.LABELS`. Deeper levels only divide, so the answer does not depend on it."""
+    fields = {*by, *filters.chosen()}
+    if "hour" in fields:
+        return 4
+    if fields & DEVICE_FIELDS:
+        return 3
+    return 2 if fields & LABEL_FIELDS else 1
+
+
+def value_of(charge: Charge, name: str) -> str | None:
+    """The value of a --by field on a charge; None where the line has none."""
+    share = charge.share
+    if name == "tenant":
+        return share.tenant
+    if name == "day":
+        return day_text(share.day)
+    if name == "hour":
+        return None if share.hour_us is None else hour_text(share.hour_us)
+    column = COLUMNS[name]
+    if column in DEVICE:
+        return share.device[DEVICE.index(column)] if share.device else None
+    return share.labels[LABELS.index(column)] if share.labels else None
+
+
+def _chosen(charge: Charge, filters: Filters) -> bool:
+    return all(value_of(charge, name) in values for name, values in filters.chosen().items())
+
+
+def _rows(charges: list[Charge], by: tuple[str, ...], plan: PricePlan) -> list[dict[str, object]]:
+    groups: dict[tuple[object, ...], list[Charge]] = {}
+    for charge in charges:
+        if charge.share.line == "usage" or charge.us or charge.amount:
+            groups.setdefault((charge.share.line, *(value_of(charge, name) for name in by)), []).append(charge)
+    rows = []
+    for (line, *values), members in sorted(groups.items(), key=lambda item: (sort_key(item[0][1:]), LINES.index(str(item[0][0])))):
+        row: dict[str, object] = {name: value for name, value in zip(by, values, strict=True) if value is not None}
+        row["line"] = line
+        row["quantity"] = measures.hours(sum(charge.us for charge in members))
+        row["unit"] = "device-hour"
+        prices = {price for charge in members for price in charge.prices}
+        if len(prices) == 1:
+            row["unit_price"] = next(iter(prices))
+        row["cost"] = money(sum(charge.amount for charge in members), plan.minor_digits)
+        row["currency"] = plan.currency
+        measured: Measures | None = None
+        for charge in members:
+            if charge.measures is not None:
+                measured = charge.measures if measured is None else measured.plus(charge.measures)
+        if measured is not None:
+            row.update(measured.shown())
+        rows.append(row)
+    return rows
+
+
+def _totals(charges: list[Charge], plan: PricePlan) -> dict[str, object]:
+    amounts = dict.fromkeys(LINES, 0)
+    for charge in charges:
+        amounts[charge.share.line] += charge.amount
+    totals: dict[str, object] = {"cost": money(sum(amounts.values()), plan.minor_digits), "currency": plan.currency}
+    totals.update({_TOTAL_OF[line]: money(amount, plan.minor_digits) for line, amount in amounts.items()})
+    totals["adjustments"] = money(0, plan.minor_digits)
+    return totals
+
+
+def _warnings(shares: Shares, charges: list[Charge]) -> tuple[str, ...]:
+    warnings = []
+    if not shares.capacity_us:
+        warnings.append("no device was watched in this period")
+    if shares.unattributed_us:
+        warnings.append(f"{shares.unattributed_us} us are promised without a slice record that tells to whom: they are in the overhead")
+    if shares.scaled_minutes:
+        warnings.append(f"in {shares.scaled_minutes} device-minutes the claims exceed the device's time and are scaled to it")
+    if shares.orphan_minutes:
+        warnings.append(f"in {shares.orphan_minutes} device-minutes slices have no device record: shown as usage, not charged")
+    unknown = [charge for charge in charges if charge.measures is not None and charge.measures.used_us is None and charge.us]
+    if unknown:
+        warnings.append(f"use is unknown for {len(unknown)} lines: charged by allocation, completeness below 1")
+    return tuple(warnings)

@@ -1,0 +1,77 @@
+"""The accounting commands: usage, chargeback, and those of the recommender (`poolmeter.accounting.recommend.commands`)."""
+
+import argparse
+from pathlib import Path
+
+from poolmeter.accounting.dimensions import BY, Filters, parse_by
+from poolmeter.accounting.recommend.commands import Apply, Approve, History, Recommend, Reject
+from poolmeter.clock import SystemClock
+from poolmeter.config import load_config
+from poolmeter.period import Period, add_period_options, parse_period
+from poolmeter.places import CollectorData, data_folder
+from poolmeter.report import write
+
+__all__ = ["Apply", "Approve", "Chargeback", "History", "Recommend", "Reject", "Usage"]
+
+
+def _add_question(parser: argparse.ArgumentParser) -> None:
+    add_period_options(parser, BY, "tenant")
+    parser.add_argument("--tenant", action="append", default=[], metavar="T", help="only this tenant (repeatable)")
+    parser.add_argument("--node", action="append", default=[], metavar="N", help="only this node (repeatable)")
+    parser.add_argument("--pool", action="append", default=[], metavar="P", help="only this pool (repeatable)")
+
+
+def _filters(args: argparse.Namespace) -> Filters:
+    return Filters(tenant=tuple(args.tenant), node=tuple(args.node), pool=tuple(args.pool))
+
+
+def _period(args: argparse.Namespace, zone: str) -> Period:
+    return parse_period(args.start, args.end, args.time_zone or zone, SystemClock().wall_us())
+
+
+class Usage:
+    """Who used what: allocated and used device-hours, memory, energy, throttling, refused allocations.
+
+    Rows are sums over the allocations' minute records; totals are the capacity identity of the devices in whole microseconds.
+    """
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        _add_question(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        from poolmeter.accounting.usage import usage_report
+
+        config = load_config(args.config)
+        by, period = parse_by(args.by), _period(args, config.accounting.time_zone)
+        report = usage_report(CollectorData(data_folder(args.data)).store, period, by, _filters(args))
+        write(report, args.format, args.output)
+        return 0
+
+
+class Chargeback:
+    """What it cost, and whose it is: tenants, idle, unallocated and overhead sum to the cost of the pool exactly.
+
+    Days are cut in --time-zone, else in the plan's, else in the configured one.
+    """
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        _add_question(parser)
+        parser.add_argument("--plan", metavar="FILE", type=Path, help="price plan (accounting.plan of the configuration)")
+        parser.add_argument("--basis", choices=("allocated", "used"), help="charge what was promised, or what was used (the plan's)")
+
+    def run(self, args: argparse.Namespace) -> int:
+        from poolmeter.accounting.chargeback import chargeback_for
+
+        config = load_config(args.config)
+        by = parse_by(args.by)
+        report = chargeback_for(
+            CollectorData(data_folder(args.data)).store,
+            lambda plan_zone: _period(args, plan_zone or config.accounting.time_zone),
+            by,
+            _filters(args),
+            flag=args.plan,
+            configured=config.accounting.plan,
+            basis=args.basis,
+        )
+        write(report, args.format, args.output)
+        return 0

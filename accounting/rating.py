@@ -1,0 +1,113 @@
+"""From device time to money: pure, whole numbers only, the same result for the same shares in any order.
+
+The cost of a day is its whole capacity at list prices, rounded once (half to even) to the currency's smallest unit. That amount is split
+by largest remainder over the day's lines (a tenant, idle, unallocated, overhead), and a line's amount again over its allocations, their
+devices, their hours, as far as the question goes. So every coarser figure is the sum of the finer ones, and a filter only leaves lines
+out. Ties go to the older allocation: to the smaller allocation id, then to the smaller label, device or hour, never by tenant name.
+docs/decisions/rounding.md gives the reasons.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from decimal import Context, Decimal
+
+from poolmeter.accounting.measures import Measures
+from poolmeter.accounting.plans import PRICE_DECIMALS, PricePlan
+from poolmeter.accounting.shares import REST, Share
+from poolmeter.errors import DataError
+from poolmeter.model.units import HOUR_US, split_exactly
+
+LINES = ("usage", *REST)
+_EXACT = Context(prec=60)
+Key = tuple[tuple[bool, str], ...]
+
+
+@dataclass
+class Charge:
+    """One finest line: where it belongs, its device time, its prices, its amount in the currency's smallest unit."""
+
+    share: Share
+    us: int = 0
+    weight: int = 0
+    prices: set[Decimal] = field(default_factory=set)
+    measures: Measures | None = None
+    amount: int = 0
+    order: str = ""
+
+
+def rate(shares: Iterable[Share], plan: PricePlan) -> list[Charge]:
+    """The charges of all shares, day by day. Raises BadInput on a missing price, DataError on negative device time."""
+    days: dict[int, dict[tuple[object, ...], Charge]] = {}
+    prices: dict[tuple[str, int], Decimal] = {}
+    for share in shares:
+        if share.us < 0:
+            raise DataError(f"device time of {share.tenant or share.line} on {share.model} is {share.us} us, expected at least 0")
+        known = (share.model, share.segment)
+        if known not in prices:
+            prices[known] = plan.price(share.model, share.first_minute_us)
+        price = prices[known]
+        key = (share.line, share.tenant, share.labels, share.device, share.hour_us)
+        charges = days.setdefault(share.day, {})
+        charge = charges.setdefault(key, Charge(share, order=share.order))
+        charge.us += share.us
+        charge.weight += share.us * int(price.scaleb(PRICE_DECIMALS, _EXACT))
+        charge.order = min(charge.order, share.order)
+        if share.us:
+            charge.prices.add(price)
+        if share.measures is not None:
+            charge.measures = share.measures if charge.measures is None else charge.measures.plus(share.measures)
+    return [charge for day in sorted(days) for charge in _rate_day(list(days[day].values()), plan.minor_digits)]
+
+
+def day_total(weight: int, minor_digits: int) -> int:
+    """A day's cost in the smallest unit: `weight` is device-microseconds x price x 10^PRICE_DECIMALS, rounded half to even."""
+    divisor: int = HOUR_US * 10**PRICE_DECIMALS
+    scale: int = 10**minor_digits
+    whole, rest = divmod(weight * scale, divisor)
+    return whole + int(2 * rest > divisor or (2 * rest == divisor and whole % 2 == 1))
+
+
+def money(amount: int, minor_digits: int) -> Decimal:
+    """An amount in the smallest unit as a decimal of the currency, all its places written."""
+    return Decimal(amount).scaleb(-minor_digits, _EXACT)
+
+
+def _rate_day(charges: list[Charge], minor_digits: int) -> Iterator[Charge]:
+    _deal(day_total(sum(charge.weight for charge in charges), minor_digits), charges, 0)
+    yield from charges
+
+
+def _deal(amount: int, charges: list[Charge], depth: int) -> None:
+    if depth == len(_STEPS):
+        charges[0].amount = amount
+        return
+    groups: dict[object, list[Charge]] = {}
+    for charge in charges:
+        groups.setdefault(_STEPS[depth](charge.share), []).append(charge)
+    ordered = sorted(groups.values(), key=lambda group: _order(group, depth))
+    for part, group in zip(split_exactly(amount, [sum(charge.weight for charge in group) for group in ordered]), ordered, strict=True):
+        _deal(part, group, depth + 1)
+
+
+_STEPS: tuple[Callable[[Share], object], ...] = (
+    lambda share: (share.line, share.tenant),
+    lambda share: share.labels,
+    lambda share: share.device,
+    lambda share: share.hour_us,
+)
+
+
+def _order(group: list[Charge], depth: int) -> tuple[object, ...]:
+    share = group[0].share
+    if depth == 0:
+        # The name decides only between tenants that share their oldest allocation, which no enforcer hands out twice.
+        return (LINES.index(share.line), min(charge.order for charge in group), share.tenant or "")
+    if depth == 1:
+        return (min(charge.order for charge in group), *_key(share.labels))
+    if depth == 2:
+        return _key(share.device)
+    return (share.hour_us or 0,)
+
+
+def _key(texts: tuple[str | None, ...]) -> Key:
+    return tuple((text is None, text or "") for text in texts)

@@ -1,0 +1,1 @@
+"""Right-sizing: rules that propose resizing decisions, and what people and the enforcer make of them."""

@@ -1,0 +1,208 @@
+"""Whose each device-microsecond is: SQL that splits every device-minute into disjoint parts which sum to its span exactly.
+
+Allocated basis: tenants have what was promised to them; overhead is reserved unused, suspended, down, and a promise of which no slice
+record tells whose it is; unallocated is the rest. Used basis: down first; then tenants have what they used (a slice of unknown use,
+what was promised to it), scaled to the span when measurements exceed it; then switch overhead; idle is what was promised and not used;
+then suspended, reserved unused and the promise without a slice record; unallocated is the rest. Each claim takes at most what the
+claims before it left. docs/decisions/rating-parts.md gives the reasons.
+
+Whole numbers throughout: BIGINT sums to HUGEINT, `//` only to scale an over-full minute, its remainders dealt out largest first, ties
+by allocation id.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from poolmeter.accounting import measures
+from poolmeter.accounting.dimensions import Calendar
+from poolmeter.accounting.measures import Measures
+from poolmeter.accounting.source import rows_of
+
+if TYPE_CHECKING:
+    import duckdb
+
+# Levels of detail, each containing those before it: 1 tenant and day, 2 allocation and its labels, 3 device, 4 hour.
+LABELS = ("allocation_id", "project", "user", "workload_class", "environment", "mode", "workload")
+DEVICE = ("node", "device_uuid", "pool", "device_model")
+REST = ("idle", "unallocated", "overhead")
+
+
+@dataclass(frozen=True)
+class Share:
+    """Device time of one line, and the finest keys asked for. `line` is usage or one of `REST`; only usage has a tenant and measures.
+
+    `labels`, `device` and `hour_us` are empty or None below their level. `order` breaks ties: the smallest allocation id in it.
+    `segment` numbers the plan's price edges passed; `first_minute_us` is the earliest minute in it.
+    """
+
+    line: str
+    tenant: str | None
+    day: int
+    labels: tuple[str | None, ...]
+    device: tuple[str | None, ...]
+    hour_us: int | None
+    model: str
+    segment: int
+    first_minute_us: int
+    order: str
+    us: int
+    measures: Measures | None = None
+
+
+@dataclass(frozen=True)
+class Shares:
+    """All shares of a period. They sum to `capacity_us`; the rest says what the data lacked."""
+
+    shares: tuple[Share, ...]
+    capacity_us: int
+    unattributed_us: int
+    scaled_minutes: int
+    orphan_minutes: int
+
+
+def read_shares(connection: "duckdb.DuckDBPyConnection", calendar: Calendar, basis: str, edges_us: Sequence[int], level: int) -> Shares:
+    """The shares of a period on a basis (`allocated` or `used`), split at the price edges, to a level of detail."""
+    period = calendar.period
+    span = f"minute_us >= {period.start_us} AND minute_us < {period.end_us}"
+    _prepare(connection, span, basis)
+    inside = [edge for edge in edges_us if period.start_us < edge < period.end_us]
+    times = f"{calendar.day_sql()} AS day, {_segment_sql(inside)} AS segment, "
+    times += f"{calendar.hour_sql()} AS hour" if level >= 4 else "NULL::BIGINT AS hour"
+    tenants = _tenant_shares(connection, span, basis, times, level)
+    rest, counts = _rest_shares(connection, times, level)
+    scaled, orphans = rows_of(connection, "SELECT COUNT(*) FILTER (WHERE NOT orphan), COUNT(*) FILTER (WHERE orphan) FROM over_full")[0]
+    capacity_us, unattributed_us = counts
+    if sum(share.us for share in (*tenants, *rest)) != capacity_us:
+        raise AssertionError(f"shares do not sum to the capacity of {capacity_us} us")
+    return Shares((*tenants, *rest), capacity_us, unattributed_us, int(str(scaled)), int(str(orphans)))
+
+
+def _prepare(connection: "duckdb.DuckDBPyConnection", span: str, basis: str) -> None:
+    """Temporary tables: `parts` per device-minute, `over_full` minutes, `dealt` corrections that scale them down."""
+    claim = "allocated_us" if basis == "allocated" else "COALESCE(used_us, allocated_us)"
+    cap = "allocated_us" if basis == "allocated" else "span_us - down_us"
+    connection.execute(f"""
+    CREATE OR REPLACE TEMP TABLE loads AS
+    SELECT node, device_uuid, minute_us, SUM(claim)::BIGINT AS load, SUM(promised)::BIGINT AS promised,
+      SUM(GREATEST(promised - claim, 0))::BIGINT AS spare
+    FROM (SELECT node, device_uuid, minute_us, allocation_id, SUM({claim}) AS claim, SUM(allocated_us) AS promised
+          FROM slice_minutes WHERE {span} GROUP BY 1, 2, 3, 4)
+    GROUP BY 1, 2, 3""")
+    connection.execute(f"""
+    CREATE OR REPLACE TEMP TABLE parts AS
+    WITH devices AS (
+      SELECT node, device_uuid, minute_us, MAX(pool) AS pool, MAX(device_model) AS device_model,
+        SUM(span_us)::BIGINT AS span_us, SUM(allocated_us)::BIGINT AS allocated_us, SUM(reserved_unused_us)::BIGINT AS reserved_us,
+        SUM(suspended_us)::BIGINT AS suspended_us, SUM(down_us)::BIGINT AS down_us, COALESCE(SUM(switch_overhead_us), 0)::BIGINT AS switch_us
+      FROM device_minutes WHERE {span} GROUP BY 1, 2, 3
+    ), claims AS (
+      SELECT d.*, {cap} AS cap, COALESCE(l.load, 0) AS load, COALESCE(l.spare, 0) AS spare,
+        GREATEST(allocated_us - COALESCE(l.promised, 0), 0) AS gap
+      FROM devices d LEFT JOIN loads l USING (node, device_uuid, minute_us))
+    {_PARTS[basis]}""")
+    connection.execute("""
+    CREATE OR REPLACE TEMP TABLE over_full AS
+    SELECT l.node, l.device_uuid, l.minute_us, l.load, COALESCE(p.cap, 0) AS cap, p.cap IS NULL AS orphan
+    FROM loads l LEFT JOIN parts p USING (node, device_uuid, minute_us) WHERE l.load > COALESCE(p.cap, 0)""")
+    labels = ", ".join(f'MAX("{name}") AS "{name}"' for name in ("tenant", *LABELS[1:], "pool", "device_model"))
+    connection.execute(f"""
+    CREATE OR REPLACE TEMP TABLE dealt AS
+    WITH units AS (
+      SELECT node, device_uuid, minute_us, allocation_id, {labels}, SUM({claim})::BIGINT AS claim, MAX(load) AS load, MAX(cap) AS cap
+      FROM slice_minutes JOIN over_full USING (node, device_uuid, minute_us) WHERE {span} GROUP BY 1, 2, 3, 4
+    ), floors AS (
+      SELECT *, claim::HUGEINT * cap // load AS part, claim::HUGEINT * cap % load AS remainder FROM units
+    ), ranked AS (
+      SELECT *, cap - SUM(part) OVER minute AS left_over,
+        ROW_NUMBER() OVER (PARTITION BY node, device_uuid, minute_us ORDER BY remainder DESC, allocation_id) AS place
+      FROM floors WINDOW minute AS (PARTITION BY node, device_uuid, minute_us))
+    SELECT *, part + CASE WHEN place <= left_over THEN 1 ELSE 0 END - claim AS correction FROM ranked""")
+
+
+_PARTS = {
+    "allocated": """
+    SELECT *, LEAST(load, cap) AS paid, 0 AS idle, span_us - allocated_us - reserved_us - suspended_us - down_us AS unallocated,
+      reserved_us + suspended_us + down_us + allocated_us - LEAST(load, cap) AS overhead, allocated_us - LEAST(load, cap) AS unattributed
+    FROM claims""",
+    "used": """
+    , one AS (SELECT *, LEAST(load, cap) AS paid FROM claims)
+    , two AS (SELECT *, LEAST(switch_us, cap - paid) AS switching FROM one)
+    , three AS (SELECT *, LEAST(spare, cap - paid - switching) AS idle FROM two)
+    , four AS (SELECT *, LEAST(suspended_us + reserved_us + gap, cap - paid - switching - idle) AS held FROM three)
+    SELECT *, cap - paid - switching - idle - held AS unallocated, down_us + switching + held AS overhead,
+      GREATEST(held - suspended_us - reserved_us, 0) AS unattributed
+    FROM four""",
+}
+
+
+def _segment_sql(edges_us: Sequence[int]) -> str:
+    if not edges_us:
+        return "0"
+    return (
+        "(CASE " + " ".join(f"WHEN minute_us < {edge} THEN {index}" for index, edge in enumerate(edges_us)) + f" ELSE {len(edges_us)} END)"
+    )
+
+
+def _keys(level: int, labels: bool) -> list[str]:
+    label_keys = [f'"{name}"' if level >= 2 and labels else f'NULL::VARCHAR AS "{name}"' for name in LABELS]
+    return [*label_keys, *(name if level >= 3 else f"NULL::VARCHAR AS {name}" for name in DEVICE[:-1]), "device_model"]
+
+
+def _tenant_shares(connection: "duckdb.DuckDBPyConnection", span: str, basis: str, times: str, level: int) -> list[Share]:
+    claim = "allocated_us" if basis == "allocated" else "COALESCE(used_us, allocated_us)"
+    keys = f"{times}, tenant, {', '.join(_keys(level, labels=True))}"
+    count = 4 + len(LABELS) + len(DEVICE)
+    group = ", ".join(str(index + 1) for index in range(count))
+    ordering = "MIN(allocation_id), MIN(minute_us)"
+    found = rows_of(
+        connection, f"SELECT {keys}, {ordering}, SUM({claim}), {measures.SLICE_SQL} FROM slice_minutes WHERE {span} GROUP BY {group}"
+    )
+    corrections: dict[tuple[object, ...], int] = defaultdict(int)
+    for row in rows_of(connection, f"SELECT {keys}, SUM(correction) FROM dealt GROUP BY {group}"):
+        corrections[row[:count]] += int(str(row[count]))
+    shares = []
+    for row in found:
+        values: tuple[object, ...] = row[:count]
+        us = int(str(row[count + 2])) + corrections.pop(values, 0)
+        shares.append(_share("usage", values, str(row[count]), int(str(row[count + 1])), us, level, Measures(*row[count + 3 :])))  # type: ignore[arg-type]
+    assert not corrections
+    return shares
+
+
+def _rest_shares(connection: "duckdb.DuckDBPyConnection", times: str, level: int) -> tuple[list[Share], tuple[int, int]]:
+    keys = f"{times}, NULL::VARCHAR AS tenant, {', '.join(_keys(level, labels=False))}"
+    count = 4 + len(LABELS) + len(DEVICE)
+    group = ", ".join(str(index + 1) for index in range(count))
+    shares, capacity_us, unattributed_us = [], 0, 0
+    for row in rows_of(
+        connection,
+        f"SELECT {keys}, MIN(minute_us), SUM(span_us), SUM(unattributed), {', '.join(f'SUM({name})' for name in REST)} FROM parts GROUP BY {group}",
+    ):
+        first_us, span_us, unattributed = (int(str(value)) for value in row[count : count + 3])
+        capacity_us += span_us
+        unattributed_us += unattributed
+        for line, us in zip(REST, row[count + 3 :], strict=True):
+            shares.append(_share(line, row[:count], "", first_us, int(str(us)), level, None))
+    return shares, (capacity_us, unattributed_us)
+
+
+def _share(line: str, values: tuple[object, ...], order: str, first_us: int, us: int, level: int, measured: Measures | None) -> Share:
+    day, segment, hour, tenant, *texts = values
+    labels = texts[: len(LABELS)] if level >= 2 and line == "usage" else []
+    device = texts[len(LABELS) :] if level >= 3 else []
+    return Share(
+        line=line,
+        tenant=None if tenant is None else str(tenant),
+        day=int(str(day)),
+        labels=tuple(None if text is None else str(text) for text in labels),
+        device=tuple(None if text is None else str(text) for text in device),
+        hour_us=None if hour is None else int(str(hour)),
+        model=str(texts[-1]),
+        segment=int(str(segment)),
+        first_minute_us=first_us,
+        order=order,
+        us=us,
+        measures=measured,
+    )

@@ -1,0 +1,87 @@
+"""Questions to the collector's store: one catalog for all queries of a report, checked filters, the pool's own identity."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from poolmeter.accounting.dimensions import COLUMNS, Filters
+from poolmeter.collector.catalog import open_catalog
+from poolmeter.errors import BadInput, DataError, Unavailable
+from poolmeter.period import Period, rfc3339
+
+if TYPE_CHECKING:
+    import duckdb
+
+T = TypeVar("T")
+
+
+def ask(root: Path, question: "Callable[[duckdb.DuckDBPyConnection], T]") -> T:
+    """The answer of `question` to the newest catalog, asked again once when a segment was deleted under it.
+
+    Raises Unavailable when there is no store, DataError when it has another version.
+    """
+    import duckdb
+
+    for last in (False, True):
+        with open_catalog(root) as connection:
+            try:
+                return question(connection)
+            except duckdb.IOException as error:
+                if last:
+                    raise Unavailable(f"store {root} cannot be read: {str(error).splitlines()[0]:.200}") from None
+    raise AssertionError("unreachable")
+
+
+def rows_of(connection: "duckdb.DuckDBPyConnection", sql: str, parameters: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    """All rows of a query."""
+    found: list[tuple[object, ...]] = connection.execute(sql, list(parameters)).fetchall()
+    return found
+
+
+def where(period: Period, filters: Filters, fields: frozenset[str] | None = None) -> tuple[str, tuple[object, ...]]:
+    """SQL condition and its parameters for records of a period; of the filters, only those on `fields` (all)."""
+    parameters: list[object] = []
+    conditions = [f"minute_us >= {period.start_us} AND minute_us < {period.end_us}"]
+    for name, values in filters.chosen().items():
+        if fields is None or name in fields:
+            conditions.append(f"{COLUMNS[name]} IN ({', '.join('?' * len(values))})")
+            parameters.extend(values)
+    return " AND ".join(conditions), tuple(parameters)
+
+
+def check_filters(connection: "duckdb.DuckDBPyConnection", filters: Filters) -> None:
+    """Refuse a filter on a tenant, node or pool that the store has never seen. Raises BadInput naming those it has."""
+    for name, values in filters.chosen().items():
+        view = "slice_minutes" if name == "tenant" else "device_minutes"
+        column = COLUMNS[name]
+        known = [str(row[0]) for row in rows_of(connection, f"SELECT DISTINCT {column} FROM {view} WHERE {column} IS NOT NULL ORDER BY 1")]
+        for value in values:
+            if value not in known:
+                shown = ", ".join(known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+                raise BadInput(
+                    f"{name} is {value!r}, expected one of {shown}" if known else f"{name} is {value!r}, and the store has no {name} yet"
+                )
+
+
+def check_identity(connection: "duckdb.DuckDBPyConnection", period: Period) -> None:
+    """Refuse device records that break the capacity identity. Raises DataError naming the first."""
+    broken = rows_of(
+        connection,
+        f"""SELECT node, device_uuid, minute_us, span_us, allocated_us, reserved_unused_us, unallocated_us, suspended_us, down_us
+        FROM device_minutes WHERE minute_us >= {period.start_us} AND minute_us < {period.end_us} AND (
+          allocated_us + reserved_unused_us + unallocated_us + suspended_us + down_us <> span_us
+          OR LEAST(allocated_us, reserved_unused_us, unallocated_us, suspended_us, down_us) < 0)
+        ORDER BY node, device_uuid, minute_us, sequence LIMIT 1""",
+    )
+    for node, device, minute_us, span_us, *parts in broken:
+        raise DataError(
+            f"device record {node}/{device} of {rfc3339(int(str(minute_us)))}: allocated, reserved, unallocated, suspended and down are"
+            f" {', '.join(str(part) for part in parts)} us, expected parts of at least 0 that sum to its span of {span_us} us"
+        )
+
+
+def is_simulated(connection: "duckdb.DuckDBPyConnection") -> bool:
+    """Whether every node the store knows is simulated (and it knows one)."""
+    found = rows_of(connection, "SELECT COUNT(simulated), COUNT(*) FILTER (WHERE simulated) FROM nodes")
+    known, simulated = found[0]
+    return bool(known) and known == simulated

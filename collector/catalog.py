@@ -1,0 +1,107 @@
+"""Reading a store: the catalog that `CURRENT` names, opened read-only, while the collector may be writing the next one.
+
+A catalog is a small DuckDB file: views over exactly the live segments (`device_minutes`, `slice_minutes`, `process_minutes`, `event_log`,
+`quarantine`, `slice_days`, `device_days`) and tables (`meta`, `nodes`, `sequences`, `devices`, `segments`, `now_nodes`, `now_devices`,
+`now_slices`, `now_processes`, `now_sources`); docs/reference/store.md lists the columns. Views name files relative to the root, so a
+store can be moved; plain `duckdb` (2.x) must be started in the root.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from poolmeter.collector.tables import STORE_VERSION, literal
+from poolmeter.errors import DataError, Unavailable
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+CURRENT = "CURRENT"
+_NAME = re.compile(r"^catalog-(\d+)\.duckdb$")
+_ATTEMPTS = 5
+
+
+def current_name(root: Path) -> str | None:
+    """The file name of the newest catalog; None when the root holds no store. Raises DataError on a torn or foreign `CURRENT`."""
+    try:
+        text = (root / CURRENT).read_text("utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unavailable(f"store {root} cannot be read: {error}") from None
+    if _NAME.match(text) is None:
+        raise DataError(f"{root / CURRENT} is {text!r:.80}, expected the name of a catalog such as catalog-7.duckdb")
+    return text
+
+
+def generation_of(name: str) -> int:
+    """The number in a catalog's file name, -1 for any other file."""
+    found = _NAME.match(name)
+    return int(found[1]) if found else -1
+
+
+def open_catalog(root: Path) -> "duckdb.DuckDBPyConnection":
+    """A read-only connection to the newest catalog, views ready to query; a context manager that closes it.
+
+    Open one per question: a connection kept open goes on seeing the old state, whose segments are deleted after a grace period.
+    Raises Unavailable when there is no store, DataError when it has another version.
+    """
+    import duckdb
+
+    failure = ""
+    for _ in range(_ATTEMPTS):
+        name = current_name(root)
+        if name is None:
+            raise Unavailable(f"store {root} is not there, expected the folder of a collector that has run (no file {CURRENT})")
+        path = root / name
+        try:
+            connection = duckdb.connect(str(path), read_only=True)
+        except duckdb.Error as error:
+            # The collector moved on between the two reads and the grace period is over: look again.
+            failure = str(error).splitlines()[0]
+            if not path.exists() or current_name(root) != name:
+                continue
+            raise DataError(
+                f"catalog {path} cannot be opened: {failure:.200}; expected a DuckDB 2 file of store version {STORE_VERSION}"
+            ) from None
+        try:
+            _prepare(connection, root)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    raise Unavailable(f"store {root} has no readable catalog: {failure:.200}")
+
+
+def _prepare(connection: "duckdb.DuckDBPyConnection", root: Path) -> None:
+    import duckdb
+
+    try:
+        found = connection.execute("SELECT store_version FROM meta").fetchall()
+    except duckdb.Error as error:
+        raise DataError(f"store {root} has no version: {str(error).splitlines()[0]:.120}; expected {STORE_VERSION}") from None
+    if found != [(STORE_VERSION,)]:
+        text = found[0][0] if len(found) == 1 else "absent"
+        raise DataError(f"store {root} has version {text}, expected {STORE_VERSION}")
+    connection.execute(f"SET file_search_path = {literal(str(root.absolute()))}")
+    connection.execute("SET TimeZone = 'UTC'")
+
+
+def query(root: Path, sql: str, parameters: Sequence[object] = ()) -> "pa.Table":
+    """The Arrow table of one question, asked again once when a segment was deleted under it.
+
+    `parameters` fill the `?` of `sql`. Raises what `open_catalog` raises, Unavailable when a segment is gone for good, and duckdb's own
+    error on wrong SQL.
+    """
+    import duckdb
+
+    for last in (False, True):
+        with open_catalog(root) as connection:
+            try:
+                return connection.sql(sql, params=list(parameters)).to_arrow_table()
+            except duckdb.IOException as error:
+                if last:
+                    raise Unavailable(f"store {root} cannot be read: {str(error).splitlines()[0]:.200}") from None
+    raise AssertionError("unreachable")

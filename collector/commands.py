@@ -1,0 +1,75 @@
+"""`poolmeter collector`."""
+
+import argparse
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from poolmeter.config import load_config
+from poolmeter.errors import BadInput, Unavailable
+from poolmeter.places import CollectorData, data_folder
+
+
+class Collector:
+    """Pull every configured exporter, keep what they send in the store under the data folder, and serve it over HTTP.
+
+    Stops on SIGTERM after a last pull of every node. One collector owns a data folder.
+    """
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--host", help="address to listen on ([collector] host)")
+        parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one ([collector] port)")
+        parser.add_argument("--nodes", metavar="URL,URL", help="exporters to pull ([collector] nodes)")
+        parser.add_argument("--interval", type=float, metavar="SECONDS", help="time between pulls of a node ([collector] pull_interval_s)")
+        parser.add_argument("--ready-file", metavar="FILE", help='write {"url", "pid"} to FILE once serving')
+
+    def run(self, args: argparse.Namespace) -> int:
+        from poolmeter.collector.daemon import Settings, run
+        from poolmeter.collector.pull import PullSettings
+
+        config = load_config(args.config).collector
+        port = config.port if args.port is None else args.port
+        if not 0 <= port <= 65535:
+            raise BadInput(f"--port is {port}, expected 0 to 65535")
+        interval_s = config.pull_interval_s if args.interval is None else args.interval
+        if not 0.2 <= interval_s <= 3600:
+            raise BadInput(f"--interval is {interval_s}, expected 0.2 to 3600 seconds")
+        nodes = config.nodes if args.nodes is None else tuple(url.strip() for url in args.nodes.split(",") if url.strip())
+        run(
+            Settings(
+                data=CollectorData(data_folder(args.data)),
+                host=args.host or config.host,
+                port=port,
+                nodes=tuple(check_url(url) for url in nodes),
+                pull=PullSettings(config.name, read_token(config.token_file), interval_s, config.timeout_s),
+                process_days=config.process_days,
+                api_token=read_token(config.api_token_file),
+                ready_file=Path(args.ready_file) if args.ready_file else None,
+            )
+        )
+        return 0
+
+
+def check_url(text: str) -> str:
+    """An exporter's base URL, without a slash at its end. Raises BadInput."""
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment
+        _ = parts.port
+    except ValueError:
+        good = False
+    if not good:
+        raise BadInput(f"node is {text!r:.200}, expected a URL such as http://127.0.0.1:9877")
+    return text.rstrip("/")
+
+
+def read_token(path: Path | None) -> str | None:
+    """The token in a file, None without one. Raises Unavailable, BadInput."""
+    if path is None:
+        return None
+    try:
+        text = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unavailable(f"token file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not text or not text.isascii() or any(char.isspace() for char in text):
+        raise BadInput(f"token file {path} holds no token, expected one line of ASCII text")
+    return text

@@ -1,0 +1,469 @@
+"""The writing side of a store: one owner, one published state at a time.
+
+What a publication stores (rows, which sequences they were, snapshots, node states) becomes visible in one step, the replacement of
+`CURRENT`, after everything it names is durable. Killed at any point, the store is the state that `CURRENT` names; files that state does
+not name are leftovers. An error leaves the state as it was and is raised as Unavailable, so that nothing is acknowledged.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from poolmeter.clock import SystemClock
+from poolmeter.collector.catalog import current_name, generation_of, open_catalog
+from poolmeter.collector.check import Checked
+from poolmeter.collector.now import NOW_TABLES, Newest, rows_to_table
+from poolmeter.collector.publication import name_current, write_catalog
+from poolmeter.collector.segments import FOLDER, TEMPORARY, Segment, day_of, split_days, sync_folder, sync_folders, write_segment
+from poolmeter.collector.sequences import Ranges
+from poolmeter.collector.tables import DAY_SOURCES, STORE_VERSION, TABLES, SegmentKind, arrow_schema
+from poolmeter.errors import BadInput, DataError, PoolmeterError, Unavailable
+from poolmeter.model.usage import RecordKind
+from poolmeter.model.wire import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LOCK = "LOCK"
+GRACE_S = 300.0
+_log = logging.getLogger("poolmeter.collector")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One checked response of one node's spool."""
+
+    node: str
+    epoch: str
+    checked: Checked
+    received_us: int
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """The collector's word on one exporter; `node` is None until it has answered. state: new | up | failing | refused."""
+
+    url: str
+    node: str | None
+    epoch: str | None
+    last_pull_us: int | None
+    state: str
+    reason: str | None = None
+    pool: str | None = None
+    simulated: bool | None = None
+    last_sequence: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A device as last seen on a node."""
+
+    uuid: str
+    node: str
+    index: int | None
+    model: str
+    vendor: str | None
+    memory_total_bytes: int
+    driver: str | None
+    first_seen_us: int
+    last_seen_us: int
+
+
+@dataclass(frozen=True)
+class State:
+    """What `CURRENT` names, in memory. Never changed: a publication makes the next one."""
+
+    generation: int = 0
+    published_us: int = 0
+    segments: dict[str, Segment] = field(default_factory=dict)
+    sequences: dict[tuple[str, str], Ranges] = field(default_factory=dict)
+    nodes: dict[str, NodeRow] = field(default_factory=dict)
+    devices: dict[tuple[str, str], DeviceRow] = field(default_factory=dict)
+    now: dict[str, dict[str, "pa.Table"]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a publication did: rows stored per kind, rows dropped as already known, rows quarantined."""
+
+    generation: int
+    rows: dict[RecordKind, int]
+    known: int
+    quarantined: int
+
+
+class Store:
+    """The one writer of a root; a context manager. Every method may be called from any thread.
+
+    `on_step` is called between the steps of a publication (`segment`, `synced`, `catalog`, `current`): tests crash there.
+    """
+
+    def __init__(self, root: Path, *, grace_s: float = GRACE_S, on_step: Callable[[str], None] | None = None) -> None:
+        """Lock and load. Raises Unavailable (another owner, no permission), DataError (version, damage), BadInput (a comma)."""
+        if "," in str(root.absolute()):
+            raise BadInput(f"store {root} has a comma in its path, expected none: DuckDB's search path is split there")
+        self.root = root
+        self.trouble: str | None = None
+        self._grace_s = grace_s
+        self._on_step = on_step or (lambda _: None)
+        self._mutex = threading.Lock()
+        self._doomed: list[tuple[float, Path]] = []
+        self._lock = _own(root)
+        try:
+            self._state = self._load()
+            self._clear_leftovers()
+            if self._state.generation == 0:
+                self._commit(replace(self._state, published_us=SystemClock().wall_us()))
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    @property
+    def state(self) -> State:
+        """The published state; never changes under the caller."""
+        return self._state
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the root."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def publish(
+        self,
+        batches: Sequence[Batch] = (),
+        snapshots: Sequence[Newest] = (),
+        nodes: Sequence[NodeRow] = (),
+        now_us: int | None = None,
+        forget: Collection[str] = (),
+    ) -> Published:
+        """Store what is new in `batches`, the newest snapshots and node states, durably, all or nothing. Raises Unavailable.
+
+        `forget` names the URLs of exporters that are configured no more.
+        """
+        with self._mutex:
+            written: list[Segment] = []
+            now = SystemClock().wall_us() if now_us is None else now_us
+            try:
+                return self._publish(batches, snapshots, nodes, now, written, frozenset(forget))
+            except Exception as error:
+                self._forget(written)
+                failure = self._unwritable(error)
+                self.trouble = str(failure)
+                raise failure from error
+
+    def swap(self, old: Sequence[Segment], new: Callable[[], list[Segment]], basis: Callable[[State], object]) -> bool:
+        """Replace live segments by others that hold the same rows (or by none: retention); False when `basis` changed meanwhile.
+
+        `new` writes them without the store being held, so that pulls go on. Raises Unavailable.
+        """
+        before = basis(self._state)
+        written: list[Segment] = []
+        try:
+            written = new()
+            with self._mutex:
+                live = self._state.segments
+                if basis(self._state) != before or any(segment.file not in live for segment in old):
+                    self._forget(written)
+                    return False
+                sync_folders(self.root, written)
+                gone = {segment.file for segment in old}
+                kept = {file: segment for file, segment in live.items() if file not in gone}
+                self._commit(replace(self._state, segments=kept | {segment.file: segment for segment in written}))
+                return True
+        except Exception as error:
+            self._forget(written)
+            raise self._unwritable(error) from error
+
+    def sweep(self) -> None:
+        """Delete what no reader can be using any more."""
+        with self._mutex:
+            now = time.monotonic()
+            due = [path for deadline, path in self._doomed if deadline <= now]
+            self._doomed = [(deadline, path) for deadline, path in self._doomed if deadline > now]
+            for path in due:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.parent.rmdir()  # only an empty day goes
+
+    def _publish(
+        self,
+        batches: Sequence[Batch],
+        snapshots: Sequence[Newest],
+        nodes: Sequence[NodeRow],
+        now_us: int,
+        written: list[Segment],
+        forget: frozenset[str],
+    ) -> Published:
+        import pyarrow as pa
+
+        state = self._state
+        sequences = dict(state.sequences)
+        fresh, bad, known = [], list[dict[str, Any]](), 0
+        for batch in batches:
+            table, wrong, dropped = _unknown_rows(batch, sequences)
+            fresh.append(table)
+            bad += wrong
+            known += dropped
+        wide = pa.concat_tables(fresh) if fresh else None
+        counts: dict[RecordKind, int] = {}
+        for kind in RecordKind if wide is not None and wide.num_rows else ():
+            segment_kind = SegmentKind(kind.value)
+            for day, part in split_days(segment_kind, wide).items():
+                written.append(write_segment(self.root, segment_kind, day, part, "minute_us"))
+                counts[kind] = counts.get(kind, 0) + part.num_rows
+                self._on_step("segment")
+        if bad:
+            table = pa.Table.from_pylist(bad, schema=arrow_schema(SegmentKind.QUARANTINE))
+            written.append(write_segment(self.root, SegmentKind.QUARANTINE, day_of(now_us), table, "received_us"))
+            self._on_step("segment")
+        sync_folders(self.root, written)
+        self._on_step("synced")
+        touched = {(segment.kind, segment.day) for segment in written}
+        # A stored day that gets late rows is no longer true: its view aggregates live until it is rolled up again.
+        segments = {
+            file: segment
+            for file, segment in state.segments.items()
+            if segment.kind not in DAY_SOURCES or (DAY_SOURCES[segment.kind], segment.day) not in touched
+        } | {segment.file: segment for segment in written}
+        rows = {url: row for url, row in state.nodes.items() if url not in forget}
+        rows |= {row.url: replace(row, last_sequence=_last(sequences, row)) for row in nodes}
+        now = state.now
+        if forget:
+            # A snapshot of a node that nobody asks any more is an old number.
+            named = {row.node for row in rows.values()}
+            now = {node: tables for node, tables in now.items() if node in named}
+        self._commit(
+            replace(
+                state,
+                published_us=now_us,
+                segments=segments,
+                sequences=sequences,
+                nodes=rows,
+                devices=_with_devices(state.devices, wide, snapshots),
+                now=now | {newest.snapshot.node: newest.tables for newest in snapshots},
+            )
+        )
+        self.trouble = None
+        return Published(self._state.generation, counts, known, sum(int(row["rows"]) for row in bad))
+
+    def _commit(self, wanted: State) -> None:
+        """Make a state the published one (its segments are durable already), and doom what it no longer names."""
+        before = self._state
+        wanted = replace(wanted, generation=before.generation + 1)
+        write_catalog(self.root, wanted.generation, tuple(wanted.segments.values()), _tables(wanted))
+        self._on_step("catalog")
+
+        def replaced() -> None:
+            self._state = wanted
+
+        name_current(self.root, wanted.generation, replaced)
+        self._on_step("current")
+        deadline = time.monotonic() + self._grace_s
+        gone = [self.root / file for file in before.segments if file not in wanted.segments]
+        if before.generation:
+            gone.append(self.root / f"catalog-{before.generation}.duckdb")
+        self._doomed += [(deadline, path) for path in gone]
+
+    def _forget(self, written: Sequence[Segment]) -> None:
+        """Remove segments of a publication that failed, unless it had already become the published state."""
+        for segment in written:
+            if segment.file not in self._state.segments:
+                with contextlib.suppress(OSError):
+                    (self.root / segment.file).unlink(missing_ok=True)
+
+    def _unwritable(self, error: Exception) -> PoolmeterError:
+        if isinstance(error, PoolmeterError):
+            return error
+        text = (
+            error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0] if str(error) else repr(error)
+        )
+        return Unavailable(f"store {self.root} cannot be written: {text:.200}")
+
+    def _load(self) -> State:
+        if current_name(self.root) is None:
+            return State()
+        with open_catalog(self.root) as connection:
+            tables = {name: connection.sql(f"SELECT * FROM {name}").to_arrow_table() for name in TABLES}
+        rows = {name: tables[name].to_pylist() for name in ("meta", "segments", "sequences", "nodes", "devices")}
+        ranges: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for row in rows["sequences"]:
+            ranges.setdefault((row["node"], row["epoch"]), []).append((row["first_sequence"], row["last_sequence"]))
+        segments = {row["file"]: Segment(**{**row, "kind": SegmentKind(row["kind"])}) for row in rows["segments"]}
+        for segment in segments.values():
+            found = _size(self.root / segment.file)
+            if found != segment.bytes:
+                raise DataError(f"segment {segment.file} of store {self.root} has {found} bytes, expected {segment.bytes}")
+        return State(
+            generation=rows["meta"][0]["generation"],
+            published_us=rows["meta"][0]["published_us"],
+            segments=segments,
+            sequences={key: Ranges(tuple(sorted(found))) for key, found in ranges.items()},
+            nodes={row["url"]: NodeRow(**row) for row in rows["nodes"]},
+            devices={(row["node"], row["uuid"]): DeviceRow(**row) for row in rows["devices"]},
+            now=_now_by_node(tables),
+        )
+
+    def _clear_leftovers(self) -> None:
+        """Files that `CURRENT` does not name: half-written ones go at once, whole ones after the grace (a reader may hold them)."""
+        named = {self.root / file for file in self._state.segments}
+        deadline = time.monotonic() + self._grace_s
+        for path in [*self.root.glob("*"), *(self.root / FOLDER).glob("*/*/*")]:
+            if path.name.startswith(TEMPORARY):
+                path.unlink(missing_ok=True)
+            elif path.suffix == ".parquet" and path not in named:
+                self._doomed.append((deadline, path))
+            elif generation_of(path.name) > self._state.generation:
+                # Written and never named: its number is about to be used again.
+                path.unlink(missing_ok=True)
+            elif 0 <= generation_of(path.name) < self._state.generation:
+                self._doomed.append((deadline, path))
+
+
+def _own(root: Path) -> int:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise Unavailable(f"store {root} cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise Unavailable(f"store {root} is owned by another collector, expected one collector per store ({root / LOCK})") from None
+    sync_folder(root)
+    return handle
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _unknown_rows(batch: Batch, sequences: dict[tuple[str, str], Ranges]) -> tuple["pa.Table", list[dict[str, Any]], int]:
+    """What of a batch is new: rows of the wide table, quarantine rows, and how many rows were known. `sequences` takes them in."""
+    import numpy as np
+    import pyarrow as pa
+
+    ranges = sequences.get((batch.node, batch.epoch), Ranges())
+    found = batch.checked.good.column("sequence").to_numpy()
+    known = ranges.known(found)
+    table = batch.checked.good.filter(pa.array(~known)) if known.any() else batch.checked.good
+    bad_found = np.array(batch.checked.bad_sequences, np.int64)
+    bad_known = set(bad_found[ranges.known(bad_found)].tolist())
+    again = len(bad_found) > 0 and len(bad_known) == len(set(bad_found.tolist()))
+    bad = [
+        {
+            "node": batch.node,
+            "epoch": batch.epoch,
+            "sequence": row.sequence,
+            "minute_us": row.minute_us,
+            "received_us": batch.received_us,
+            "reason": row.reason,
+            "rows": row.rows,
+            "record": row.record,
+        }
+        for row in batch.checked.bad
+        if row.sequence not in bad_known and not (row.sequence is None and again)
+    ]
+    sequences[(batch.node, batch.epoch)] = ranges.including(np.concatenate([found, bad_found]))
+    return table, bad, int(known.sum())
+
+
+def _last(sequences: Mapping[tuple[str, str], Ranges], row: NodeRow) -> int | None:
+    ranges = sequences.get((row.node or "", row.epoch or ""))
+    return ranges.last if ranges else row.last_sequence
+
+
+def _with_devices(
+    devices: dict[tuple[str, str], DeviceRow], wide: "pa.Table | None", snapshots: Sequence[Newest]
+) -> dict[tuple[str, str], DeviceRow]:
+    import pyarrow.compute as pc
+
+    out = dict(devices)
+    if wide is not None:
+        rows = wide.filter(pc.equal(wide.column("kind"), RecordKind.DEVICE.value))
+        keys = ["node", "device_uuid", "device_model", "memory_total_bytes"]
+        for row in rows.group_by(keys).aggregate([("minute_us", "min"), ("minute_us", "max")]).to_pylist():
+            key = (row["node"], row["device_uuid"])
+            seen = DeviceRow(
+                row["device_uuid"], row["node"], None, row["device_model"], None, row["memory_total_bytes"], None,
+                row["minute_us_min"], row["minute_us_max"],
+            )  # fmt: skip
+            out[key] = _merged(out.get(key), seen)
+    for snapshot in (newest.snapshot for newest in snapshots):
+        for device in snapshot.devices:
+            key = (snapshot.node, device.uuid)
+            seen = DeviceRow(
+                device.uuid, snapshot.node, device.index, device.model, device.vendor, device.memory_total_bytes, device.driver_version,
+                snapshot.taken_us, snapshot.taken_us,
+            )  # fmt: skip
+            out[key] = _merged(out.get(key), seen)
+    return out
+
+
+def _merged(old: DeviceRow | None, seen: DeviceRow) -> DeviceRow:
+    if old is None:
+        return seen
+    newer, older = (seen, old) if seen.last_seen_us >= old.last_seen_us else (old, seen)
+    return replace(
+        newer,
+        index=newer.index if newer.index is not None else older.index,
+        vendor=newer.vendor or older.vendor,
+        driver=newer.driver or older.driver,
+        first_seen_us=min(old.first_seen_us, seen.first_seen_us),
+    )
+
+
+def _tables(state: State) -> dict[str, "pa.Table"]:
+    import pyarrow as pa
+
+    meta = {
+        "store_version": STORE_VERSION,
+        "schema_version": SCHEMA_VERSION,
+        "generation": state.generation,
+        "published_us": state.published_us,
+    }
+    ranges = [
+        {"node": node, "epoch": epoch, "first_sequence": first, "last_sequence": last}
+        for (node, epoch), found in state.sequences.items()
+        for first, last in found.ranges
+    ]
+    tables = {
+        "meta": rows_to_table("meta", [meta]),
+        "nodes": rows_to_table("nodes", [vars(row) for row in state.nodes.values()]),
+        "sequences": rows_to_table("sequences", ranges),
+        "devices": rows_to_table("devices", [vars(row) for row in state.devices.values()]),
+        "segments": rows_to_table("segments", [{**vars(row), "kind": row.kind.value} for row in state.segments.values()]),
+    }
+    for name in NOW_TABLES:
+        tables[name] = pa.concat_tables([rows_to_table(name, []), *(found[name] for found in state.now.values())])
+    return tables
+
+
+def _now_by_node(tables: Mapping[str, "pa.Table"]) -> dict[str, dict[str, "pa.Table"]]:
+    import pyarrow.compute as pc
+
+    out = {}
+    for node in tables["now_nodes"].column("node").to_pylist():
+        out[node] = {
+            name: rows_to_table(name, tables[name].filter(pc.equal(tables[name].column("node"), node)).to_pylist()) for name in NOW_TABLES
+        }
+    return out

@@ -1,0 +1,1 @@
+"""The Grafana dashboard over poolmeter's Prometheus metrics, generated."""

@@ -1,0 +1,142 @@
+"""Approved decisions, fetched from the collector and carried out once each: applied, refused or expired, and journalled.
+
+The enforcer never answers the recommender: what became of a decision is an event in the journal. The collector is optional; while
+it does not answer, everything else goes on.
+"""
+
+import asyncio
+import json
+import logging
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+
+from poolmeter.enforcer import allocations as disk
+from poolmeter.enforcer.book import Book
+from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused, Unavailable
+from poolmeter.model.decision import Decision, DecisionState, JournalEvent
+from poolmeter.model.plain import from_plain
+from poolmeter.model.units import FULL_SHARE_PPM, format_size
+
+log = logging.getLogger(__name__)
+
+_MAX_BODY = 16 * 1024 * 1024
+_TIMEOUT_S = 10.0
+
+Fetch = Callable[[str], bytes]
+
+
+def parse_decisions(body: bytes) -> tuple[Decision, ...]:
+    """The decisions of a collector's answer. Raises DataError."""
+    try:
+        answer = json.loads(body)
+        rows = answer["rows"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"decisions are {body[:60]!r}, expected an object with rows") from None
+    if not isinstance(rows, list):
+        raise DataError(f"rows of decisions are {rows!r:.60}, expected a list")
+    return tuple(from_plain(Decision, row, f"decision {index}") for index, row in enumerate(rows))
+
+
+def decide(book: Book, decision: Decision, node: str, margin: Decimal = Decimal("1.1")) -> JournalEvent | None:
+    """Carries one decision out, or journals why not; None when it is not for this node or was decided before.
+
+    `margin`: a memory limit is never lowered below what is in use times this. Raises Unavailable when nothing could be journalled
+    or the devices could not be read: the decision is then still open.
+    """
+    if decision.node != node or decision.id in book.decided:
+        return None
+    now = book.clock.wall_us()
+    if decision.state is not DecisionState.APPROVED:
+        return None
+    if now >= decision.expires_us:
+        return book.decide(decision.id, decision.allocation_id, "expired", f"it expired at {decision.expires_us} us, now it is {now} us")
+    try:
+        allocation = book.get(decision.allocation_id)
+        if allocation.generation != decision.generation:
+            raise Refused(f"it was made against generation {decision.generation}, the grant has {allocation.generation}")
+        if decision.device_uuid not in {item.device_uuid for item in allocation.slices}:
+            raise Refused(f"allocation {allocation.id} has no share of device {decision.device_uuid}")
+        _check_values(book, decision, margin)
+        after = book.admitted(allocation, decision.compute_ppm, decision.memory_bytes, decision.device_uuid, decision.id)
+    except (Refused, BadInput) as refusal:
+        return book.decide(decision.id, decision.allocation_id, "refused", str(refusal))
+    return book.decide(decision.id, allocation.id, "applied", decision.reason, after)
+
+
+def _check_values(book: Book, decision: Decision, margin: Decimal) -> None:
+    if decision.compute_ppm is None and decision.memory_bytes is None:
+        raise Refused("it changes nothing, expected a new compute share or memory limit")
+    if decision.compute_ppm is not None and not 0 < decision.compute_ppm <= FULL_SHARE_PPM:
+        raise Refused(f"its compute share is {decision.compute_ppm} ppm, expected 1 to {FULL_SHARE_PPM}")
+    if decision.memory_bytes is None:
+        return
+    if decision.memory_bytes <= 0:
+        raise Refused(f"its memory limit is {decision.memory_bytes}, expected a positive number of bytes")
+    used = disk.memory_in_use(disk.folder_of(book.run, decision.allocation_id)).get(decision.device_uuid)
+    if used is not None and decision.memory_bytes < used * margin:
+        raise Refused(
+            f"its memory limit is {format_size(decision.memory_bytes)}, expected at least {format_size(int(used * margin))}:"
+            f" {format_size(used)} is in use"
+        )
+
+
+class DecisionPoll:
+    """Asks the collector for this node's approved decisions, again and again."""
+
+    def __init__(
+        self, book: Book, node: str, collector: str, interval_s: float, margin: Decimal = Decimal("1.1"), fetch: Fetch | None = None
+    ) -> None:
+        self.book = book
+        self.node = node
+        self.url = f"{collector.rstrip('/')}/v1/decisions?{urllib.parse.urlencode({'state': 'approved', 'node': node})}"
+        self._interval_s = interval_s
+        self._margin = margin
+        self._fetch = fetch or fetch_url
+        self._silent = False
+
+    async def run(self) -> None:
+        """Polls until cancelled."""
+        while True:
+            try:
+                await asyncio.to_thread(self.once)
+            except PoolmeterError as error:
+                # Said once, not every five seconds: a node may well have no collector.
+                log.log(logging.DEBUG if self._silent else logging.WARNING, "%s", error)
+                self._silent = True
+            except Exception:
+                log.exception("carrying out decisions failed")
+            else:
+                self._silent = False
+            await asyncio.sleep(self._interval_s)
+
+    def once(self) -> tuple[JournalEvent, ...]:
+        """Carries out what is approved now; the events. Raises Unavailable (no collector) or DataError."""
+        return self.carry_out(parse_decisions(self._fetch(self.url)))
+
+    def carry_out(self, decisions: Iterable[Decision]) -> tuple[JournalEvent, ...]:
+        """The events of these decisions, in the order of their sequence."""
+        events = []
+        for decision in sorted(decisions, key=lambda item: (item.sequence, item.id)):
+            event = decide(self.book, decision, self.node, self._margin)
+            if event is not None:
+                log.info("decision %s: %s (%s)", event.decision_id, event.outcome, event.reason)
+                events.append(event)
+        return tuple(events)
+
+
+def fetch_url(url: str) -> bytes:
+    """The body behind a URL. Raises Unavailable."""
+    # No proxy of the environment: the collector is an address of the operator's own network.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=_TIMEOUT_S) as answer:
+            body: bytes = answer.read(_MAX_BODY + 1)
+    except (OSError, ValueError) as error:  # URLError is an OSError
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise Unavailable(f"collector at {url.split('?')[0]} gave no decisions: {reason}") from None
+    if len(body) > _MAX_BODY:
+        raise Unavailable(f"collector at {url.split('?')[0]} gave more than {_MAX_BODY} bytes of decisions, expected fewer")
+    return body

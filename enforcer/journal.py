@@ -1,0 +1,160 @@
+"""The node's enforcement journal: append-only JSON lines, each on the disk before the change it tells of is acknowledged.
+
+Readers (the exporter) may read while it is written: a line counts once it ends in a newline.
+"""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from poolmeter.errors import DataError, Unavailable
+from poolmeter.model.decision import JournalEvent
+from poolmeter.model.plain import canonical_json, from_plain
+
+
+def parse_line(line: bytes, where: str) -> JournalEvent:
+    """The event of one line. Raises DataError naming `where`."""
+    try:
+        return from_plain(JournalEvent, json.loads(line), where)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is {line[:60]!r} ({error}), expected a JSON object") from None
+
+
+def read_events(path: Path) -> Iterator[JournalEvent]:
+    """The events of a journal, oldest first, without a last line still being written. Raises DataError for a broken line."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            yield parse_line(line, f"{path} line {number}")
+
+
+class Journal:
+    """Appends events; at most one writer (the enforcer that holds the run folder's lock)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+        self._sequence = 0
+        self._at_us = 0
+
+    def open(self) -> tuple[JournalEvent, ...]:
+        """Everything journalled so far. A torn last line, which nobody was told of, is cut off.
+
+        Raises DataError for a broken line before the last, and Unavailable when the file cannot be written.
+        """
+        try:
+            body = self._claim()
+            events = self._parsed(body)
+        except BlockingIOError:
+            self.close()
+            raise Unavailable(f"journal {self.path} has an enforcer already, expected none") from None
+        except OSError as error:
+            self.close()
+            raise Unavailable(f"journal {self.path} cannot be opened: {error.strerror}") from None
+        except BaseException:
+            self.close()
+            raise
+        if events:
+            self._sequence = max(event.sequence for event in events)
+            self._at_us = max(event.at_us for event in events)
+        return tuple(events)
+
+    def _claim(self) -> bytes:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = not self.path.exists()
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            raise Unavailable(f"journal {self.path} is a device or a pipe, expected a regular file")
+        # Another node's enforcer with the same data folder would declare this one's allocations gone.
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fresh:
+            sync_folder(self.path.parent)
+        return self.path.read_bytes()
+
+    def _parsed(self, body: bytes) -> list[JournalEvent]:
+        assert self._descriptor is not None
+        events: list[JournalEvent] = []
+        lines = io.BytesIO(body).readlines()  # splitlines would also end a line at a carriage return
+        good = 0
+        for number, line in enumerate(lines, 1):
+            try:
+                if not line.endswith(b"\n"):
+                    raise DataError(f"{self.path} line {number} has no end")
+                events.append(parse_line(line, f"{self.path} line {number}"))
+            except DataError:
+                if number < len(lines):
+                    raise
+                os.ftruncate(self._descriptor, good)
+                os.fsync(self._descriptor)
+                break
+            good += len(line)
+        return events
+
+    def append(
+        self,
+        kind: str,
+        at_us: int,
+        *,
+        allocation_id: str | None = None,
+        allocation: dict[str, object] | None = None,
+        tenant: str | None = None,
+        decision_id: str | None = None,
+        outcome: str | None = None,
+        reason: str | None = None,
+        demand: dict[str, object] | None = None,
+    ) -> JournalEvent:
+        """The event, once it is on the disk. Its time is never before its predecessor's, so that order and time agree.
+
+        Raises Unavailable when it could not be written; then nothing of it is left in the file.
+        """
+        if self._descriptor is None:
+            raise Unavailable(f"journal {self.path} is not open, expected Journal.open first")
+        event = JournalEvent(
+            sequence=self._sequence + 1,
+            at_us=max(at_us, self._at_us),
+            kind=kind,
+            allocation_id=allocation_id,
+            allocation=allocation,
+            tenant=tenant,
+            decision_id=decision_id,
+            outcome=outcome,
+            reason=reason,
+            demand=demand,
+        )
+        line = canonical_json(event).encode() + b"\n"
+        before = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, line) != len(line):
+                raise OSError(28, "the disk is full")
+            os.fsync(self._descriptor)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, before)
+            raise Unavailable(f"journal {self.path} cannot be written: {error.strerror}") from None
+        self._sequence, self._at_us = event.sequence, event.at_us
+        return event
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def sync_folder(path: Path) -> None:
+    """Returns once the folder's entries are on the disk: a file's own fsync does not keep its name."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

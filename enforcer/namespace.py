@@ -1,0 +1,122 @@
+"""A private mount namespace for a program: its grant and meter at /run/poolmeter/self, and an ld.so.preload of its own.
+
+What a shell can drop (`env -i`, su, ssh) drops nothing here, and nobody outside sees any of it. Needs root; the program itself runs
+as another user without the capabilities that could undo the mounts. Only in a process that is about to become the program.
+"""
+
+import contextlib
+import ctypes
+import os
+import pwd
+from pathlib import Path
+
+from poolmeter.errors import Unavailable
+
+SELF = Path("/run/poolmeter/self")
+PRELOAD = Path("/etc/ld.so.preload")
+
+_CLONE_NEWNS = 0x20000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+_PR_CAPBSET_DROP = 24
+# linux/capability.h: what could write the grant, undo a mount, enter another namespace or read another's memory.
+_DROPPED = {
+    "DAC_OVERRIDE": 1,
+    "DAC_READ_SEARCH": 2,
+    "FOWNER": 3,
+    "LINUX_IMMUTABLE": 9,
+    "SYS_MODULE": 16,
+    "SYS_RAWIO": 17,
+    "SYS_CHROOT": 18,
+    "SYS_PTRACE": 19,
+    "SYS_ADMIN": 21,
+    "MKNOD": 27,
+    "BPF": 39,
+    "CHECKPOINT_RESTORE": 40,
+}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter() -> None:
+    """Gives this process mounts of its own, with an empty /run/poolmeter/self. Raises OSError where that is not permitted."""
+    _check(_libc.unshare(_CLONE_NEWNS), "unshare")
+    _mount(None, Path("/"), None, _MS_REC | _MS_PRIVATE)
+    SELF.mkdir(mode=0o755, parents=True, exist_ok=True)
+    _mount("poolmeter", SELF, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=256k,mode=0755")
+
+
+def bind(folder: Path, hook: Path) -> Path:
+    """Shows the allocation of `folder` at /run/poolmeter/self and preloads `hook` into whatever runs; where the hook is then.
+
+    Raises Unavailable: by then the allocation is promised, and running without its limits is not what was asked for.
+    """
+    try:
+        _bind_file(folder / "grant", SELF / "grant", read_only=True)
+        _bind_file(folder / "meter", SELF / "meter", read_only=False)
+        library = SELF / hook.name
+        # The program's user may not be able to reach the place it was installed to.
+        _bind_file(hook, library, read_only=True)
+        # Boards, by which the hooks of a device tell each other that it is busy; next to the allocations they belong to.
+        (SELF / "devices").mkdir(exist_ok=True)
+        _mount(str(folder.parent.parent / "devices"), SELF / "devices", None, _MS_BIND)
+        if not PRELOAD.exists():
+            # A mount point is needed; empty, it means nothing to everybody else.
+            PRELOAD.touch(mode=0o644)
+        others = PRELOAD.read_text().split()
+        (SELF / "ld.so.preload").write_text("\n".join([str(library), *(name for name in others if name != str(library))]) + "\n")
+        _mount(str(SELF / "ld.so.preload"), PRELOAD, None, _MS_BIND)
+        _mount(None, PRELOAD, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
+        _mount(None, SELF, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+    except OSError as error:
+        raise Unavailable(f"allocation {folder.name} cannot be bound to {SELF}: {error}") from None
+    return library
+
+
+def become(uid: int) -> dict[str, str]:
+    """Makes this process the user's, for good, without the capabilities that could undo the mounts; HOME and USER for it.
+
+    Raises Unavailable when the kernel does not let it.
+    """
+    try:
+        for number in _DROPPED.values():
+            # A kernel without the newest ones says EINVAL: what it does not have cannot be used.
+            with contextlib.suppress(OSError):
+                _check(_libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0), "prctl")
+        try:
+            account = pwd.getpwuid(uid)
+        except KeyError:
+            sudo_gid = os.environ.get("SUDO_GID", "")
+            os.setgroups([])
+            os.setgid(int(sudo_gid) if sudo_gid.isdecimal() else uid)
+            os.setuid(uid)
+            return {}
+        os.initgroups(account.pw_name, account.pw_gid)
+        os.setgid(account.pw_gid)
+        os.setuid(uid)
+        return {"HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name}
+    except OSError as error:
+        raise Unavailable(f"the program cannot be run as uid {uid}: {error.strerror}") from None
+
+
+def _bind_file(source: Path, target: Path, read_only: bool) -> None:
+    target.touch(mode=0o644)
+    _mount(str(source), target, None, _MS_BIND)
+    if read_only:
+        _mount(None, target, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
+
+
+def _mount(source: str | None, target: Path, kind: str | None, flags: int, data: str | None = None) -> None:
+    outcome = _libc.mount(
+        None if source is None else os.fsencode(source),
+        os.fsencode(target),
+        None if kind is None else kind.encode(),
+        ctypes.c_ulong(flags),
+        None if data is None else data.encode(),
+    )
+    _check(outcome, f"mount {target}")
+
+
+def _check(outcome: int, what: str) -> None:
+    if outcome != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

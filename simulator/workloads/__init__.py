@@ -1,0 +1,1 @@
+"""Programs that use a simulated card the way people's programs do."""

@@ -1,0 +1,137 @@
+"""The Streamlit pages, run by AppTest on a real store: their numbers are the command line's, and the unknown is never 0."""
+
+import json
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from poolmeter.clock import SystemClock
+from poolmeter.collector.segments import publish_records
+from poolmeter.places import CollectorData
+
+TIMEOUT = 60
+
+
+def page(module: str) -> AppTest:
+    return AppTest.from_string(f"from poolmeter.dashboards import {module}\n{module}.show()\n", default_timeout=TIMEOUT).run()
+
+
+def metrics(app: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in app.metric}
+
+
+def cli(data: Path, *words: str) -> dict[str, object]:
+    command = [sys.executable, "-m", "poolmeter.cli", *words, "--data", str(data), "--format", "json"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+    body: dict[str, object] = json.loads(result.stdout, parse_float=str)
+    return body
+
+
+def test_now_shows_the_figures(data: Path) -> None:
+    app = page("now")
+    assert not app.exception
+    # By hand from conftest: 0.75 + 1 + 0.5 of 4 cards; (0.45 + 0.9) of 2 known; (0.1 + 0.25 + 0.1 + 0) of 3 cards without unknown
+    # slices, the lost one among them; 0.05 of 2 known.
+    assert metrics(app) == {"Cards": "3 of 4", "Allocated": "56.3 %", "Busy": "67.5 %", "Idle allocated": "15.0 %", "Unaccounted": "2.5 %"}
+    assert {metric.label: metric.delta for metric in app.metric if metric.delta} == {
+        "Busy": "2 of 4 cards known",
+        "Idle allocated": "3 of 4 slices known",
+        "Unaccounted": "2 of 4 cards known",
+    }
+    assert any("source nvml fails: a call hangs for 12 s" in warning.value for warning in app.warning)
+
+
+def test_now_lists_the_slices_and_says_unknown(data: Path) -> None:
+    rows = page("now").dataframe[0].value.set_index("allocation").to_dict("index")
+    assert rows["ada-node-a-0"]["used, last minute"] == "40.0 %"
+    assert rows["ada-node-a-0"]["memory used"] == "60.0 GiB"
+    assert rows["bob-node-a-0"]["used, last minute"] == "0.0 %"
+    assert rows["bob-node-a-0"]["last activity"] == "2 h"
+    hidden = rows["ada-node-b-0"]
+    assert (hidden["state"], hidden["used, last minute"], hidden["memory used"], hidden["last activity"]) == ("unknown",) * 4
+
+
+def test_now_when_the_data_is_old(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = SystemClock().wall_us() + 3600 * 1_000_000
+    monkeypatch.setattr(SystemClock, "wall_us", lambda _: later)
+    app = page("now")
+    assert metrics(app) == dict.fromkeys(("Allocated", "Busy", "Idle allocated", "Unaccounted"), "unknown") | {"Cards": "0 of 4"}
+    assert sum("no snapshot for 60 min" in warning.value for warning in app.warning) == 2
+    assert {row["state"] for row in app.dataframe[0].value.to_dict("records")} == {"unknown"}
+
+
+def test_pages_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POOLMETER_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for module in ("now", "bill"):
+        app = page(module)
+        assert not app.exception
+        assert len(app.error) == 1 and "is not there" in app.error[0].value
+
+
+def test_pages_with_an_empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POOLMETER_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    publish_records(CollectorData(tmp_path).store, [])
+    app = page("now")
+    assert not app.exception
+    assert metrics(app)["Busy"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("by", "basis", "flag"),
+    [
+        (("tenant",), "As the plan says", []),
+        (("tenant", "node"), "Used", ["--basis", "used"]),
+        (("day", "tenant"), "Allocated", ["--basis", "allocated"]),
+    ],
+)
+def test_bill_is_the_command_lines(data: Path, by: tuple[str, ...], basis: str, flag: list[str]) -> None:
+    app = page("bill")
+    app.selectbox[0].set_value("Last 7 days")
+    app.multiselect[0].set_value(list(by))
+    app.selectbox[1].set_value(basis)
+    app.run()
+    assert not app.exception and not app.error
+    bill = cli(data, "chargeback", "--from", "7d", "--by", ",".join(by), *flag)
+    totals = bill["totals"]
+    assert isinstance(totals, dict)
+    shown = metrics(app)
+    for label, key in (
+        ("Pool cost", "cost"),
+        ("Tenants", "tenants"),
+        ("Idle", "idle"),
+        ("Unallocated", "unallocated"),
+        ("Overhead", "overhead"),
+    ):
+        assert shown[label] == f"{totals[key]} {totals['currency']}"
+    assert Decimal(str(totals["cost"])) > 0
+    table = app.dataframe[0].value.to_dict("records")
+    rows = bill["rows"]
+    assert isinstance(rows, list) and len(table) == len(rows)
+    for drawn, row in zip(table, rows, strict=True):
+        for name, text in drawn.items():
+            assert text == ("" if name not in row else str(row[name])), name
+        assert not [name for name in row if name not in drawn]
+
+
+def test_bill_of_an_empty_period_and_a_bad_one(data: Path) -> None:
+    app = page("bill")
+    app.selectbox[0].set_value("From … to …").run()
+    app.text_input[0].set_value("2020-01-01")
+    app.text_input[1].set_value("2020-02-01").run()
+    assert not app.exception and "nothing to bill" in app.info[0].value
+    app.text_input[1].set_value("whenever").run()
+    assert not app.exception and "whenever" in app.error[0].value
+
+
+def test_names_are_no_markdown_and_no_html() -> None:
+    from poolmeter.dashboards.charts import colours_of, legend
+    from poolmeter.dashboards.figures import plain_text
+
+    assert "<script" not in legend(colours_of(["<script>alert(1)</script>"]))
+    assert plain_text("[a](http://b)") == "\\[a\\]\\(http\\://b\\)"

@@ -1,0 +1,55 @@
+"""Charged device time against the truth of a model device: patterns, neighbours, changes of length, failing events."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .conftest import build
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("model") / "model", Path(__file__).parent / "model.c", flags=("-O2",))
+
+
+def run(model: Path, switch_us: int, seconds: float, board: bool, *tenants: str) -> list[float]:
+    """Errors in percent, per tenant; turns of the device are 2 ms."""
+    command = [str(model), "2000", str(switch_us), str(seconds), str(int(board)), *tenants]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert all(row["pending_ns"] == 0 for row in rows)
+    return [100 * (row["charged_ns"] / row["truth_ns"] - 1) for row in rows]
+
+
+ALONE = (
+    "queue:5", "queue:50", "queue:200", "queue:1000", "queue:20000", "sync:50", "sync:1000", "sync:20000", "gaps:50", "gaps:1000",
+    "mixed:50", "mixed:1000", "change:50:5000", "change:1000:20000", "two:20:300", "copies:50", "copies:1000", "streams:50", "streams:1000",
+    "untimed:50",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tenant", ALONE)
+def test_alone(model: Path, tenant: str) -> None:
+    assert abs(run(model, 0, 2, True, tenant)[0]) < 0.6
+
+
+SHARED = (
+    ("queue:50", "queue:50"), ("queue:1000", "queue:1000"), ("queue:50", "queue:1000"), ("gaps:50", "queue:1000"),
+    ("sync:1000", "queue:1000"), ("two:20:300", "queue:50"), ("queue:50", "queue:50", "queue:1000"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tenants", SHARED)
+@pytest.mark.parametrize("switch_us", [0, 160])
+def test_sharing_from_the_start(model: Path, tenants: tuple[str, ...], switch_us: int) -> None:
+    assert all(abs(error) < 2 for error in run(model, switch_us, 3, True, *tenants))
+
+
+@pytest.mark.parametrize(
+    "tenants",
+    [("queue:20000", "queue:20000"), ("queue:50", "queue:20000"), ("queue:20000", "queue:20000:0:300"), ("mixed:50", "queue:1000")],
+)
+def test_sharing_with_launches_that_cannot_be_told_apart_from_turns(model: Path, tenants: tuple[str, ...]) -> None:
+    assert all(abs(error) < 7 for error in run(model, 160, 3, True, *tenants))
