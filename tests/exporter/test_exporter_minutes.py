@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from exporter_fakes import CARD, SECOND, T0, Meter, Node, process
+from exporter_fakes import CARD, OTHER, SECOND, T0, Meter, Node, process
 
 from poolmeter.model.allocation import AllocationState
 from poolmeter.model.units import GIB, MINUTE_US
@@ -171,8 +171,6 @@ def test_stopping_closes_the_running_minute(node: Node) -> None:
 
 
 def test_a_lost_card_is_down_and_the_other_is_not(tmp_path: Path) -> None:
-    from exporter_fakes import OTHER
-
     node = Node(tmp_path, CARD, OTHER)
     node.create("a")
     node.tick(turns=30)
@@ -248,3 +246,75 @@ def test_a_new_page_is_a_new_origin(node: Node) -> None:
     node.tick(turns=50)
     (part,) = of(node.records(), SliceRecord)
     assert part.used_us == 8 * SECOND and part.launches == 80
+
+
+def test_a_meter_that_lists_another_card(tmp_path: Path) -> None:
+    node = Node(tmp_path, CARD, OTHER)
+    node.create("a")
+    path = node.meters["a"].path
+    path.unlink()
+    node.meters["a"].close()
+    node.meters["a"] = Meter(path, CARD, OTHER, allocation_id="a")
+    node.meters["a"].attach()
+    node.meters["a"].count(CARD, busy_ns=1_000_000_000)
+    node.meters["a"].count(OTHER, busy_ns=2_000_000_000)
+    node.tick(turns=60)
+    assert [part.device_uuid for part in of(node.records(), SliceRecord)] == [CARD]
+    assert [device.hooked_us for device in of(node.records(), DeviceRecord)] == [SECOND, 0]
+    assert {event.event for event in of(node.records(), EventRecord)} == {"created", "tampered"}
+    node.close()
+
+
+def test_a_turn_that_fails_half_way_counts_nothing_twice(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.create("a")
+    node.meters["a"].attach()
+    node.tick(turns=10)
+    node.meters["a"].count(CARD, busy_ns=1_000_000_000, launches=10)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.agent._integrator, "_gauge", fails)
+        with pytest.raises(RuntimeError):
+            node.tick()
+        node.agent.recover()
+    node.tick(turns=50)
+    (part,) = of(node.records(), SliceRecord)
+    (device,) = of(node.records(), DeviceRecord)
+    assert (part.used_us, part.launches, device.span_us, identity(device)) == (SECOND, 10, MINUTE_US, MINUTE_US)
+
+
+def test_a_card_taken_out_between_two_runs(tmp_path: Path) -> None:
+    node = Node(tmp_path, CARD, OTHER)
+    node.tick(turns=70)
+    node.kill()
+    del node.sampler.devices[OTHER]
+    node.start()
+    node.tick(turns=51)
+    page = node.agent.page()
+    assert page is not None and [device.uuid for device in page.snapshot.devices] == [CARD]
+    node.tick(turns=60)
+    assert [device.device_uuid for device in of(node.records(), DeviceRecord)] == [CARD, OTHER, CARD, OTHER, CARD]
+    del node.sampler.devices[CARD]  # this one vanishes while it is watched
+    node.tick(turns=59)
+    last = of(node.records(), DeviceRecord)[-1]
+    assert last.device_uuid == CARD and last.down_us == 59 * SECOND
+    node.close()
+
+
+def test_a_new_journal_is_read_and_an_old_one_not_again(node: Node) -> None:
+    first = node.create("a", ppm=200_000)
+    node.tick(turns=10)
+    lines = node.data.journal.read_text()
+    node.data.journal.write_text("")
+    node.tick()
+    node.data.journal.write_text(lines)  # the same one, restored
+    node.tick(turns=9)
+    assert len(of(node.records(), EventRecord)) == 1
+    node.data.journal.unlink()
+    node.sequence = 0
+    node.change(first, slices=tuple(dataclasses.replace(s, promise_ppm=600_000) for s in first.slices))
+    node.tick(turns=40)
+    (device,) = of(node.records(), DeviceRecord)
+    assert len(of(node.records(), EventRecord)) == 2 and device.allocated_us == (20 * 2 + 40 * 6) * SECOND // 10
