@@ -77,9 +77,12 @@ class Book:
         Raises Unavailable when another enforcer has the folder or it cannot be written, DataError for a broken journal.
         """
         try:
+            fresh = not self.run.root.exists()
             for folder in (self.run.root, self.run.allocations, self.run.retired, self.run.devices):
                 folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             if os.geteuid() == 0:
+                if fresh:
+                    self.run.root.chmod(0o755)  # whatever the umask: programs of any user come here
                 # Programs of any user make the boards that the hooks of a device share; nobody removes another's.
                 self.run.devices.chmod(0o1777)
                 # Ids are not to be guessed, and not to be listed: a meter can be written by whoever finds it.
