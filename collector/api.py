@@ -131,7 +131,7 @@ class _Health:
         state = self._state.store.state
         disk = await run_in_threadpool(shutil.disk_usage, self._state.store.root)
         rows = self._rows()
-        bad = [row for row in rows if row["state"] not in ("up", "new")]
+        bad = [row for row in rows if row["state"] not in ("up", "new") or "reason" in row]
         quarantined = sum(segment.rows for segment in state.segments.values() if segment.kind is SegmentKind.QUARANTINE)
         warnings = [f"node {row.get('node') or row['url']} is {row['state']}: {row.get('reason', 'no reason known')}" for row in bad]
         if self._state.store.trouble:

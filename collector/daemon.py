@@ -109,7 +109,13 @@ async def _serve(
         state = ApiState(store, books, lambda: [puller.status for puller in pullers], publisher, settings.api_token, clock)
         web = _Web(
             uvicorn.Config(
-                create_app(state, extra_routes), log_config=None, access_log=False, lifespan="off", server_header=False, log_level="warning"
+                create_app(state, extra_routes),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                log_level="warning",
+                timeout_graceful_shutdown=3,
             )
         )
         publishing = asyncio.create_task(publisher.run())
@@ -147,6 +153,8 @@ class _Web(uvicorn.Server):
 async def _announce(web: uvicorn.Server, serving: "asyncio.Task[None]", server: socket.socket, settings: Settings) -> None:
     while not web.started and not serving.done():
         await asyncio.sleep(0.005)
+    if serving.done():
+        return
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{server.getsockname()[1]}"
     _log.info("collector serves %s, store %s, %d nodes", url, settings.data.store, len(settings.nodes))

@@ -17,9 +17,11 @@ from poolmeter.collector.now import Newest, newest
 from poolmeter.collector.publisher import Publisher, Update
 from poolmeter.collector.store import Batch, NodeRow
 from poolmeter.errors import DataError, PoolmeterError, Refused, Unavailable
+from poolmeter.model.units import DAY_US
 
 _log = logging.getLogger("poolmeter.collector")
 ROUNDS = 64  # answers taken in one pull before the node waits its turn again
+DAYS_MOST = 400  # of one answer; a spool keeps a year at most
 BACK_OFF = 8  # a failing node is asked at most this many times less often
 BACK_OFF_S = 60.0
 JITTER = 0.1
@@ -146,6 +148,13 @@ class NodePuller:
         return warning
 
     def _checked(self, answer: Answer, now_us: int) -> Batch:
+        import numpy as np
+        import pyarrow.compute as pc
+
+        days = len(np.unique(pc.fill_null(answer.table.column("minute_us"), 0).to_numpy() // DAY_US))
+        if days > DAYS_MOST:
+            # A segment is written for each: one answer must not make thousands of files.
+            raise DataError(f"{self._base}/v1/usage answered with records of {days} days, expected at most {DAYS_MOST}")
         expected = Expected(answer.node, answer.epoch, answer.last_sequence, now_us)
         return Batch(answer.node, answer.epoch, check_usage(answer.table, expected), now_us)
 

@@ -110,7 +110,7 @@ def publish_records(root: Path, records: Sequence[UsageRecord], snapshots: Seque
     """Store model records and snapshots by the collector's own write path (check, segment, catalog), and close the store again.
 
     For tests and imports; records may be of several nodes and epochs, in any order of sequence. `now_us` is the clock the future rule
-    goes by (the system's). Rows that break a rule land in `quarantine`, as they do from the wire. Raises Unavailable when a collector
+    goes by (the system's, or the newest record's minute when that is later, so that made-up times do not depend on the day). Rows that break a rule land in `quarantine`, as they do from the wire. Raises Unavailable when a collector
     owns the root.
     """
     from poolmeter import arrow
@@ -119,7 +119,7 @@ def publish_records(root: Path, records: Sequence[UsageRecord], snapshots: Seque
     from poolmeter.collector.now import newest
     from poolmeter.collector.store import Batch, NodeRow, Store
 
-    now = SystemClock().wall_us() if now_us is None else now_us
+    now = max([SystemClock().wall_us(), *(record.minute_us for record in records)]) if now_us is None else now_us
     spools: dict[tuple[str, str], list[UsageRecord]] = {}
     for record in records:
         spools.setdefault((record.node, record.epoch), []).append(record)

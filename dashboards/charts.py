@@ -18,7 +18,8 @@ _TENANTS = (
 _NOBODY = {UNACCOUNTED: "#d62728", SWITCHING: "#7f4fc9", FREE: "#9a9a9a", NOT_KNOWN: "#787d88"}
 _LINES = {"idle": "#c0a16b", "unallocated": "#9a9a9a", "overhead": "#7f4fc9"}
 _OPACITY = {"used": 1.0, "promised": 0.35, "other": 0.9}
-ROW_PX = 24
+CARD_PX = 24
+OWNER_PX = 30
 
 
 def colours_of(tenants: Sequence[str]) -> dict[str, str]:
@@ -77,7 +78,7 @@ def bars(parts: Sequence[Part], order: Sequence[str], colours: Mapping[str, str]
             order=alt.Order("rank:Q"),
             tooltip=[alt.Tooltip("card:N"), alt.Tooltip("whose:N"), alt.Tooltip("what:N"), alt.Tooltip("text:N", title="share")],
         )
-        .properties(height=ROW_PX * len(order) + 30)
+        .properties(height=CARD_PX * len(order) + 30)
     )
     return chart
 
@@ -110,6 +111,6 @@ def cost_bars(rows: Sequence[tuple[str, str, Decimal]], currency: str, colours: 
             detail="line:N",
             tooltip=[alt.Tooltip("owner:N"), alt.Tooltip("line:N"), alt.Tooltip("cost:N")],
         )
-        .properties(height=ROW_PX * len(owners) + 50)
+        .properties(height=OWNER_PX * len(owners) + 50)
     )
     return chart

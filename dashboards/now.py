@@ -146,7 +146,7 @@ def _slices(slices: Sequence[SliceNow], pool: PoolNow) -> None:
     for piece in slices:
         span = minute.get((piece.node, piece.device_uuid))
         used = None if not span or piece.used_us is None or piece.stale else percent_ppm(piece.used_us * MICROSECONDS // span)
-        never = piece.last_activity_us is None and piece.state == "allocated"
+        never = piece.last_activity_us is None and piece.state in ("allocated", "held")
         rows.append(
             {
                 "tenant": piece.tenant,

@@ -132,6 +132,14 @@ def live_slots(folder: Path) -> tuple[SlotReading, ...]:
         return ()
 
 
+def has_dead_slot(folder: Path) -> bool:
+    """Whether a process that is gone still has a slot there. A meter that cannot be read has none to fold."""
+    try:
+        return any(slot.state != "free" and not slot_lives(slot) for slot in read_meter(folder / "meter").slots)
+    except (PageError, Unavailable):
+        return False
+
+
 def memory_in_use(folder: Path) -> dict[str, int]:
     """Bytes that the allocation's processes hold per device UUID; a device is left out when it is not known."""
     try:

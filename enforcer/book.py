@@ -31,6 +31,7 @@ from poolmeter.places import NodeRun
 
 log = logging.getLogger(__name__)
 
+_FOLD_AFTER_US = 10_000_000
 _FIRST_GENERATION = 2  # of a grant page; each change adds 2
 
 
@@ -66,6 +67,7 @@ class Book:
         self._allocations: dict[str, Allocation] = {}
         self._lock = threading.RLock()
         self._claim: int | None = None
+        self._dead_since: dict[str, int] = {}
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -232,17 +234,14 @@ class Book:
             return replace(after, decision_id=decision_id)
 
     def tend(self) -> tuple[str, ...]:
-        """Folds the slots of dead processes everywhere, then releases what has lost its owner and its last process; the ids released.
+        """Releases what has lost its owner and its last process; the ids released.
 
-        Nothing the dead have used is lost, and nothing of theirs stays reserved.
+        Slots that have been dead for a while and that nobody has folded are folded, so that nothing of theirs stays reserved.
         """
         released = []
         for allocation in self.entries():
             folder = disk.folder_of(self.run, allocation.id)
-            try:
-                reclaim(folder / "meter")
-            except (PoolmeterError, OSError) as error:
-                log.warning("%s", error)
+            self._fold_dead(allocation.id)
             if allocation.owner_pid is None or disk.start_ticks(allocation.owner_pid) == allocation.owner_start_ticks:
                 continue
             if disk.live_slots(folder):
@@ -253,6 +252,18 @@ class Book:
                 continue  # a process came in between, or somebody else released it
             released.append(allocation.id)
         return tuple(released)
+
+    def _fold_dead(self, allocation_id: str) -> None:
+        # Survivors fold at once, the exporter after it has read what each process used: both come first.
+        folder = disk.folder_of(self.run, allocation_id)
+        now = self.clock.monotonic_us()
+        if not disk.has_dead_slot(folder):
+            self._dead_since.pop(allocation_id, None)
+        elif now - self._dead_since.setdefault(allocation_id, now) >= _FOLD_AFTER_US:
+            try:
+                reclaim(folder / "meter")
+            except (PoolmeterError, OSError) as error:
+                log.debug("slots of %s stay as they are: %s", allocation_id, error)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -332,6 +343,7 @@ class Book:
         except (OSError, PoolmeterError) as error:
             log.warning("allocation %s: its grant could not be closed: %s", allocation.id, error)
         self._allocations.pop(allocation.id, None)
+        self._dead_since.pop(allocation.id, None)
         try:
             disk.retire(self.run, allocation.id)
         except OSError as error:  # it is journalled; the next start moves it

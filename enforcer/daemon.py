@@ -11,6 +11,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from poolmeter import __version__
@@ -50,6 +51,8 @@ class Daemon:
         self.simulated_machine = simulated_machine
         self.decisions = decisions
         self._open: Counter[int] = Counter()
+        self._quick = ThreadPoolExecutor(4, "quick")
+        self._slow = ThreadPoolExecutor(8, "slow")
 
     async def serve(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Listens until `stop` is set; `ready` is called once requests are answered. Raises Unavailable when it cannot listen."""
@@ -66,6 +69,8 @@ class Daemon:
             for care in cares:
                 care.cancel()
             await asyncio.gather(*cares, return_exceptions=True)
+            for threads in (self._quick, self._slow):
+                threads.shutdown(wait=False, cancel_futures=True)
             with contextlib.suppress(OSError):
                 os.unlink(self.book.run.socket)
 
@@ -118,7 +123,10 @@ class Daemon:
     async def _answer(self, line: bytes, peer: Peer) -> bytes:
         try:
             verb, body = decode_request(line)
-            return encode_answer(await asyncio.to_thread(getattr(self, f"_{verb}"), body, peer))
+            # Verbs that ask for devices wait in threads of their own: a driver that hangs must not hold up a list or a release.
+            threads = self._slow if verb in ("create", "resize") else self._quick
+            loop = asyncio.get_running_loop()
+            return encode_answer(await loop.run_in_executor(threads, getattr(self, f"_{verb}"), body, peer))
         except PoolmeterError as error:
             return encode_error(error)
         except Exception as error:

@@ -4,6 +4,7 @@ That the child asks makes it the owner by its own credentials: the allocation li
 started it is killed.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -96,7 +97,8 @@ def launch(command: list[str], prepare: Callable[[], Prepared], started: Callabl
                 go_write = -1
                 _reap(child)
                 raise
-            os.write(go_write, b"\n")
+            with contextlib.suppress(BrokenPipeError):  # ended by a signal meanwhile
+                os.write(go_write, b"\n")
             failed = told.readline()
         status = _see_through(child)
         if failed:

@@ -21,7 +21,8 @@ from poolmeter.enforcer.options import add_allocation_options, caller_uid, parse
 from poolmeter.enforcer.request import AllocationRequest
 from poolmeter.errors import BadInput, PoolmeterError, Refused, Unavailable
 from poolmeter.model.allocation import Allocation
-from poolmeter.pages.native import HOOK_LIBRARY, native_path
+from poolmeter.native import native_path
+from poolmeter.pages.native import HOOK_LIBRARY
 from poolmeter.places import NodeRun
 from poolmeter.report import write_whole
 

@@ -188,7 +188,7 @@ def _table(table: Any, keys: dict[str, type], where: str, required: tuple[str, .
             raise BadInput(f"{where} has the unknown key {key}: expected one of {', '.join(keys)}")
         if type(value) is not keys[key]:
             raise BadInput(f"{where}.{key} is {value!r}, expected {_type_word(keys[key])}")
-        if keys[key] is int and value < 0:
+        if type(value) is int and value < 0:
             raise BadInput(f"{where}.{key} is {value}, expected 0 or more")
     for key in required:
         if key not in table:

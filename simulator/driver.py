@@ -76,7 +76,9 @@ class Driver:
         self("cuModuleGetFunction", ctypes.byref(function), module, name)
         return function
 
-    def launch(self, function: ctypes.c_void_p, ns: int, stream: ctypes.c_void_p | int = 0, blocks: int = 1024, call: str = "cuLaunchKernel") -> None:
+    def launch(
+        self, function: ctypes.c_void_p, ns: int, stream: ctypes.c_void_p | int = 0, blocks: int = 1024, call: str = "cuLaunchKernel"
+    ) -> None:
         """Launches a kernel of `ns` on a stream."""
         length = ctypes.c_uint64(ns)
         parameters = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(length), ctypes.c_void_p))

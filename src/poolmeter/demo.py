@@ -100,8 +100,8 @@ def resize(pool: Pool) -> int:
 
 
 def settled(pool: Pool) -> bool:
-    """Whether every tenant that lasts is at work: what it holds is then its peak."""
-    held = {row["tenant"] for row in slices(pool) if row.get("memory_used_bytes")}
+    """Whether every tenant that lasts is at work, its memory taken or refused: what it holds is then its peak."""
+    held = {row["tenant"] for row in slices(pool) if row.get("memory_used_bytes") or row.get("denied_allocations_total")}
     return {tenant.name for tenant in TENANTS if tenant.share is not None and tenant.seconds is None} <= held
 
 

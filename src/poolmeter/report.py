@@ -110,6 +110,9 @@ def as_table(report: Report) -> str:
     if not lines:
         out.append("(no rows)")
     totals = [(key, cell(value)) for key, value in report.totals.items() if value is not None]
+    for name, value in report.extra.items():
+        inner = value.items() if isinstance(value, Mapping) else [("", value)]
+        totals += [(f"{name} {key}".strip(), cell(item)) for key, item in inner if item is not None]
     if totals:
         width = max(len(key) for key, _ in totals)
         out += [""] + [f"{key.ljust(width)}  {_printable(text)}" for key, text in totals]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +20,12 @@ from poolmeter import arrow
 from poolmeter.books.writer import Books
 from poolmeter.clock import ManualClock
 from poolmeter.collector.api import ARROW, ApiState, create_app
-from poolmeter.collector.check import Expected, check_usage
+from poolmeter.collector.check import RULES, Expected, check_usage
 from poolmeter.collector.now import newest
+from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pull import NodeStatus
 from poolmeter.collector.store import Batch, NodeRow, Store
+from poolmeter.config import CollectorSection
 from poolmeter.model.decision import Decision
 from poolmeter.model.plain import from_plain, to_plain
 from poolmeter.model.snapshot import Snapshot
@@ -214,3 +217,24 @@ async def test_metrics_are_prometheus_text_with_the_numbers_of_the_health_page(s
     assert samples[("poolmeter_collector_store_rows", ("slice",))] == sum(1 for record in MADE if type(record).__name__ == "SliceRecord")
     assert samples[("poolmeter_collector_store_writable", ())] == 1
     assert not any(name == "poolmeter_collector_node_lag_seconds" for name, _ in samples)
+
+
+async def test_the_reference_page_lists_every_endpoint_metric_rule_and_setting(state: ApiState) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "collector.md").read_text("utf-8")
+    parts = dict(part.split("\n", 1) for part in page.split("\n## ")[1:])
+    first = {name: re.findall(r"^\| `([^`]+)` \|", text, re.M) for name, text in parts.items()}
+    app = create_app(state)
+    routes = [
+        f"{method} {route.path}" for route in app.routes if isinstance(route, Route) for method in (route.methods or set()) - {"HEAD"}
+    ]
+    assert sorted(first["API"]) == sorted(routes)
+    state.publisher = Publisher(state.store)
+    status = state.statuses()[0]
+    status.lag_us = 5
+    async with client(state) as http:
+        text = (await http.get("/metrics")).text
+    families = {family.name: family.type for family in text_string_to_metric_families(text)}
+    assert sorted(first["Metrics"]) == sorted(name + ("_total" if kind == "counter" else "") for name, kind in families.items())
+    assert first["Rules of ingestion"] == [rule.name for rule in RULES]
+    settings = re.findall(r"^\| `([^`]+)` \|", page.split("\n## ")[0], re.M)
+    assert settings == list(CollectorSection.model_fields)

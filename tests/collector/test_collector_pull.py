@@ -22,7 +22,7 @@ from poolmeter.collector.pull import NodePuller, PullSettings
 from poolmeter.collector.store import Batch, NodeRow, Store
 from poolmeter.errors import Unavailable
 from poolmeter.model.decision import Decision, DecisionState
-from poolmeter.model.units import HOUR_US, MINUTE_US
+from poolmeter.model.units import DAY_US, HOUR_US, MINUTE_US
 
 DAY = 1_799_971_200_000_000
 NOW = DAY + 12 * HOUR_US
@@ -205,6 +205,14 @@ async def test_hostile_bodies_are_bounded_and_named(rig: Rig, exporter: FakeExpo
     exporter.body, exporter.headers = None, {}
     assert await puller.pull()
     assert rig.stored() == [1, 2, 3, 4]
+
+
+async def test_an_answer_scattered_over_thousands_of_days_is_refused(rig: Rig, exporter: FakeExporter) -> None:
+    exporter.add([device("n1", exporter.epoch, n + 1, DAY - n * DAY_US) for n in range(401)])
+    puller = rig.puller(exporter)
+    assert not await puller.pull()
+    assert "records of 401 days, expected at most 400" in (puller.status.row.reason or "")
+    assert not list(rig.store.root.glob("segments/*/*/*"))
 
 
 async def test_a_broken_snapshot_stops_no_usage(rig: Rig, exporter: FakeExporter) -> None:

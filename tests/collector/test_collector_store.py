@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poolmeter import arrow
-from poolmeter.collector import publication, segments
+from poolmeter.collector import catalog, publication, segments
 from poolmeter.collector.catalog import CURRENT, open_catalog, query
 from poolmeter.collector.check import Expected, check_usage
 from poolmeter.collector.maintenance import FAN_IN, due_rollups, maintain, next_merge
@@ -376,6 +376,34 @@ def test_a_torn_segment_is_named_at_the_start(tmp_path: Path) -> None:
     victim.unlink()
     with pytest.raises(DataError, match="has None bytes"):
         Store(tmp_path)
+
+
+def test_a_reader_between_two_publications_opens_the_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store(tmp_path).close()
+    stale = (tmp_path / CURRENT).read_text().strip()
+    publish_records(tmp_path, records("n1", EPOCH, 1, 4, DAY), now_us=NOW)
+    (tmp_path / stale).unlink()
+    real, answers = catalog.current_name, [stale]
+    monkeypatch.setattr(catalog, "current_name", lambda root: answers.pop() if answers else real(root))
+    assert len(stored(tmp_path)) == 4
+
+
+def test_a_question_whose_segment_goes_away_is_asked_again_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store(tmp_path, grace_s=0.0) as store:
+        store.publish([batch([slice_("n1", EPOCH, 1, DAY)])], now_us=NOW)
+        stale = (tmp_path / CURRENT).read_text().strip()
+        kept = (tmp_path / stale).read_bytes()
+        store.publish([batch([slice_("n1", EPOCH, 2, DAY)])], now_us=NOW)
+        maintain(store, DAY + 2 * DAY_US, 1)
+        store.sweep()
+        assert not (tmp_path / stale).exists()
+        (tmp_path / stale).write_bytes(kept)
+        real, answers = catalog.current_name, [stale]
+        monkeypatch.setattr(catalog, "current_name", lambda root: answers.pop() if answers else real(root))
+        assert query(tmp_path, "SELECT sequence FROM slice_minutes ORDER BY 1").column(0).to_pylist() == [1, 2]
+        answers += [stale, stale]
+        with pytest.raises(Unavailable, match="cannot be read"):
+            query(tmp_path, "SELECT sequence FROM slice_minutes")
 
 
 def test_a_store_moved_elsewhere_still_answers(tmp_path: Path) -> None:

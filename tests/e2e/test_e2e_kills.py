@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from poolmeter.collector.catalog import open_catalog
-from poolmeter.simulator.machine import Machine
 
+from poolmeter.collector.catalog import open_catalog
 from poolmeter.places import CollectorData, NodeRun
 from poolmeter.pool import NodePlan, Pool, simulated_nodes
+from poolmeter.simulator.machine import Machine
 
 TENANTS = 3
 
@@ -101,7 +101,7 @@ def check_promises(node: NodePlan) -> None:
 def check_store(data: Path, node: NodePlan) -> None:
     assert node.machine is not None
     with contextlib.closing(Machine.open(node.machine)) as machine:
-        truth_us = sum(record.device_ns for record in machine.truth()) // 1000
+        truth_us = sum(record.busy_ns for record in machine.truth()) // 1000
     with open_catalog(CollectorData(data).store) as catalog:
         keys = catalog.execute(
             " UNION ALL ".join(

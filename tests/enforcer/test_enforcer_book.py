@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from poolmeter.clock import ManualClock
 from poolmeter.enforcer import allocations as disk
 from poolmeter.enforcer.actuators import ACTUATORS
 from poolmeter.enforcer.book import Book, Owner
@@ -160,6 +161,23 @@ def test_an_owner_that_died_is_released_when_its_last_process_is_gone(open_book,
     assert book.tend() == (held.id,)
     assert [item.id for item in book.entries()] == [alive.id, free.id]
     agree(book)
+
+
+def test_slots_that_stay_dead_are_folded_after_a_while(open_book) -> None:
+    book = open_book()
+    clock = ManualClock(wall=1)
+    book.clock = clock
+    allocation = book.create(SMALL, Owner())
+    folder = book.run.allocations / allocation.id
+    os.close(take_slot(folder, pid=2**22 + 1, ticks=1))
+    book.tend()
+    clock.advance(9_000_000)
+    book.tend()
+    assert disk.has_dead_slot(folder)  # the exporter may want to read it first
+    clock.advance(2_000_000)
+    book.tend()
+    assert not disk.has_dead_slot(folder)
+    assert book.entries() == (allocation,)
 
 
 def test_a_spoiled_meter_holds_no_promise(open_book, agree) -> None:

@@ -2,18 +2,46 @@
 
 import io
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from poolmeter import cli
 from poolmeter.enforcer.nodes import KnownNode, nodes_of_pool
 from poolmeter.errors import BadInput
 from poolmeter.places import NodeRun
 
 
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Here:
+    """Commands run in this process: the imports of twenty processes are most of their time."""
+
+    def __init__(self, node, capsys: pytest.CaptureFixture[str]) -> None:
+        self.run = node.run
+        self._capsys = capsys
+
+    def poolmeter(self, *words: str) -> Done:
+        options = () if "--run" in words else ("--run", str(self.run.root))
+        self._capsys.readouterr()
+        status = cli.main([*words, *options])
+        return Done(status, *self._capsys.readouterr())
+
+
 @pytest.fixture(scope="module")
-def node(make_shared_node):
+def daemon(make_shared_node):
     return make_shared_node("alpha")
+
+
+@pytest.fixture
+def node(daemon, capsys: pytest.CaptureFixture[str]) -> Here:
+    return Here(daemon, capsys)
 
 
 @pytest.fixture
@@ -102,8 +130,8 @@ def test_a_resize_beyond_the_card_is_refused_and_one_without_limits_is_a_mistake
         (["--data", "/proc/nothing", "--run", "{tmp}/other"], 3, "journal /proc/nothing/events.jsonl cannot be opened"),
     ],
 )
-def test_an_enforcer_that_cannot_start_says_why(node, words: list[str], status: int, told: str, tmp_path: Path) -> None:
-    done = node.poolmeter("enforcer", *(word.format(tmp=tmp_path) for word in words))
+def test_an_enforcer_that_cannot_start_says_why(daemon, words: list[str], status: int, told: str, tmp_path: Path) -> None:
+    done = daemon.poolmeter("enforcer", *(word.format(tmp=tmp_path) for word in words))
     assert done.returncode == status
     assert told in done.stderr and done.stderr.count("\n") == 1
 

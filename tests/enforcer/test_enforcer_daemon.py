@@ -235,6 +235,24 @@ def test_the_socket_of_a_dead_enforcer_is_replaced_and_a_second_one_refused(make
     assert not node.run.socket.exists()
 
 
+def test_a_driver_that_hangs_holds_up_no_list_and_no_release(open_book) -> None:
+    book = open_book()
+    allocation = book.create(SMALL, Owner())
+    listed, hang = book.inventory.devices(), threading.Event()
+    with served(book) as client:
+        book.inventory.devices = lambda: hang.wait(20) and listed  # type: ignore[method-assign]
+        waiting = [threading.Thread(target=client.create, args=(SMALL,)) for _ in range(12)]
+        for thread in waiting:
+            thread.start()
+        assert client.list() == (allocation,)
+        client.release(allocation.id)
+        assert not hang.is_set()
+        hang.set()
+        for thread in waiting:
+            thread.join(20)
+        assert len(client.list()) == 12
+
+
 def test_without_a_card_it_does_not_start(make_node) -> None:
     node = make_node("alpha", count=0, start=False)
     done = node.poolmeter("enforcer", "--run", str(node.run.root))

@@ -40,7 +40,7 @@ def test_the_neighbour_goes_on_alone(make_machine: MakeMachine) -> None:
     _until(lambda: len([r for r in machine.truth() if r.kernels > 20]) == 2, 20, "the two never ran together")
     victim.kill()
     victim.wait()
-    output, errors = survivor.communicate(timeout=30)
+    _output, errors = survivor.communicate(timeout=30)
     assert survivor.returncode == 0, errors
     assert not machine.truth()[-1].live
 

@@ -55,7 +55,7 @@ def test_two_saturating_tenants_share_equally_and_lose_eight_per_cent(make_machi
     machine = make_machine(clock="virtual", participants=2)
     tenants = [start_tenant(machine, kernel_us=1000, seconds=4) for _ in range(2)]
     for tenant in tenants:
-        output, errors = tenant.communicate(timeout=60)
+        _output, errors = tenant.communicate(timeout=60)
         assert tenant.returncode == 0, errors
     first, second = machine.truth()
     card = machine.device_truth(0)

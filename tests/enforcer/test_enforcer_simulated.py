@@ -1,0 +1,137 @@
+"""The enforcer with the simulated driver and the real hook: what is granted is what programs get."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from poolmeter.enforcer.inventory import NvmlInventory
+from poolmeter.enforcer.launch import hooked_environment
+from poolmeter.enforcer.request import AllocationRequest, ResizeRequest
+from poolmeter.enforcer.run import simulated_environment
+from poolmeter.model.allocation import Labels
+from poolmeter.native import native_path
+from poolmeter.pages.meter import read_meter
+from poolmeter.pages.native import HOOK_LIBRARY
+from poolmeter.simulator.configuration import load_machine
+from poolmeter.simulator.machine import Machine
+
+GIB = 1 << 30
+TENANT = [sys.executable, "-m", "poolmeter.cli", "simulate", "tenant"]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("machine") / "machine.sim"
+    with Machine.create("t4x2", path):
+        yield path
+
+
+@pytest.fixture(scope="module")
+def node(make_shared_node, machine: Path):
+    node = make_shared_node("sim", start=False)
+    # The real nvidia-ml-py over the simulated library, instead of the stand-in.
+    (node.root / "python" / "pynvml.py").unlink()
+    node.environment["POOLMETER_SIM_MACHINE"] = str(machine)
+    node.options.append("--simulate")
+    node.start()
+    del node.environment["POOLMETER_SIM_MACHINE"]  # programs learn of it from the enforcer
+    return node
+
+
+def test_the_inventory_is_the_machines_cards(machine: Path) -> None:
+    cards = load_machine("t4x2").cards
+    devices = NvmlInventory(simulated_environment(machine)).devices()
+    assert [(item.uuid, item.index, item.model, item.memory_bytes, item.problem) for item in devices] == [
+        (card.uuid, index, card.name, card.memory, None) for index, card in enumerate(cards)
+    ]
+
+
+def test_a_program_runs_on_its_card_and_is_metered(node) -> None:
+    done = node.poolmeter("run", "--quiet", "--device", "1", "--", *TENANT, "--seconds", "0.2", "--allocate", "256M")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["cuda_error"] is None
+    uuid = load_machine("t4x2").cards[1].uuid
+    newest = max(node.run.retired.iterdir())
+    meter = read_meter(newest / "meter")
+    assert meter.device_uuids == (uuid,)
+    assert meter.total(uuid).launches == told["kernels"] > 0
+
+
+def test_memory_above_the_limit_is_denied_and_counted(node) -> None:
+    done = node.poolmeter("run", "--quiet", "--memory", "1G", "--", *TENANT, "--seconds", "0.05", "--allocate", "1025M")
+    assert json.loads(done.stdout)["cuda_error"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    newest = max(node.run.retired.iterdir())
+    (uuid,) = read_meter(newest / "meter").device_uuids
+    total = read_meter(newest / "meter").total(uuid)
+    assert (total.denied_limit, total.denied_limit_bytes) == (1, 1025 << 20)
+
+
+def test_a_raised_limit_lets_the_next_allocation_through_and_a_release_waits_for_the_program(node, machine: Path) -> None:
+    allocation = node.client.create(AllocationRequest(Labels("acme"), memory_bytes=GIB))
+    folder = node.run.allocations / allocation.id
+    environment = hooked_environment(os.environ, allocation, folder, native_path(HOOK_LIBRARY), simulated_environment(machine))
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([*TENANT, *words], env=environment, stdout=subprocess.PIPE, text=True)
+
+    denied = start("--seconds", "0.05", "--allocate", "2G")
+    assert json.loads(denied.communicate(timeout=30)[0])["cuda_error"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    node.client.resize(ResizeRequest(allocation.id, memory_bytes=3 * GIB))
+    lasting = start("--seconds", "0", "--allocate", "2G")
+    until(lambda: node.client.show(allocation.id)["memory_used_bytes"] == {allocation.slices[0].device_uuid: 2 * GIB})
+    _, warnings = node.client.resize(ResizeRequest(allocation.id, memory_bytes=GIB))
+    assert "is below the 2.0 GiB in use" in warnings[0]
+    refused = node.poolmeter("allocation", "release", allocation.id)
+    assert refused.returncode == 1 and "is used by 1 process(es)" in refused.stderr
+    second = start("--seconds", "0.05", "--allocate", "1M")
+    assert json.loads(second.communicate(timeout=30)[0])["cuda_error"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    lasting.terminate()
+    assert json.loads(lasting.communicate(timeout=30)[0])["cuda_error"] is None
+    assert node.poolmeter("allocation", "release", allocation.id).returncode == 0
+
+
+def test_killed_programs_leave_no_promise(node) -> None:
+    words = [sys.executable, "-m", "poolmeter.cli", "run", "--quiet", "--", *TENANT, "--seconds", "0", "--processes", "2"]
+    environment = {**node.environment, "POOLMETER_RUN": str(node.run.root)}
+    running = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    until(lambda: [len(node.client.show(item.id)["processes"]) for item in node.client.list()] == [2])
+    (allocation,) = node.client.list()
+    pids = [item["pid"] for item in node.client.show(allocation.id)["processes"]]
+    running.kill()
+    running.wait(30)
+    time.sleep(1.2)  # a tending passes; its programs live
+    assert node.client.list() == (allocation,)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: node.client.list() == ())
+
+
+def test_without_a_pool_there_is_a_private_card(node, tmp_path: Path) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return node.poolmeter(*words, POOLMETER_RUN=str(tmp_path / "none"), POOLMETER_DATA=str(tmp_path / "none"), TMPDIR=str(tmp_path))
+
+    done = run("run", "--simulate", "--compute", "50", "--", *TENANT, "--seconds", "0.1", "--allocate", "1G")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cuda_error"] is None
+    assert run("run", "--simulate", "--", "sh", "-c", "exit 9").returncode == 9
+    assert run("run", "--simulate", "--memory", "1000G", "--", "true").returncode == 125
+    assert list(tmp_path.iterdir()) == []
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
