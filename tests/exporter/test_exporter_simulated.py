@@ -165,7 +165,7 @@ def test_a_call_that_fails_costs_its_value(machine: Machine) -> None:
 
 
 def test_a_lost_card_and_its_return(machine: Machine) -> None:
-    sampler, reading = sampled(machine)
+    sampler, _reading = sampled(machine)
     machine.lose(0)
     lost = answer(sampler)
     assert [device.up for device in lost.devices] == [False, True] and lost.devices[0].uuid == machine.uuid(0) and lost.error is None
@@ -241,7 +241,7 @@ def test_a_tenant_of_300_ms_is_billed_and_its_folder_goes(watched: Watched) -> N
 
 
 def test_after_kill_9_of_the_last_process_nothing_stays_reserved(watched: Watched) -> None:
-    folder, environment = watched.allocate("a", 500_000, 4 * GIB)
+    _folder, environment = watched.allocate("a", 500_000, 4 * GIB)
     child = watched.tenant(environment, "--seconds", "60", "--allocate", "1GiB", "--kernel-us", "1000", "--sync-every", "4")
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and not any((part.memory_used_bytes or 0) >= GIB for part in watched.snapshot().slices):
