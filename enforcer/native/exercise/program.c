@@ -168,10 +168,10 @@ static int ours(void *at) {
 }
 
 static void resolve(void) {
-    static const char *const names[] = {"cuLaunchKernel", "cuMemAlloc_v2", "cuGraphLaunch", "cuGetProcAddress_v2"};
+    static const char names[][32] = {"cuLaunchKernel", "cuMemAlloc_v2", "cuGraphLaunch", "cuGetProcAddress_v2"};
     CHECK(F(cuInit)(0));
     for (int i = 0; i < 4; i++) {
-        char key[64];
+        char key[256];
         snprintf(key, sizeof key, "dlsym %s", names[i]);
         say(key, ours(dlsym(driver, names[i])));
         snprintf(key, sizeof key, "default %s", names[i]);
@@ -180,9 +180,9 @@ static void resolve(void) {
         snprintf(key, sizeof key, "old dlsym %s", names[i]);
         say(key, old ? ours(old(driver, names[i])) : -1);
     }
-    static const char *const asked[] = {"cuLaunchKernel", "cuMemAlloc", "cuGraphLaunch", "cuGetProcAddress"};
+    static const char asked[][32] = {"cuLaunchKernel", "cuMemAlloc", "cuGraphLaunch", "cuGetProcAddress"};
     for (int i = 0; i < 4; i++) {
-        char key[64];
+        char key[256];
         void *at = NULL;
         CUdriverProcAddressQueryResult status;
         CUresult result = F(cuGetProcAddress_v2)(asked[i], &at, 12000, CU_GET_PROC_ADDRESS_DEFAULT, &status);
@@ -202,7 +202,7 @@ static void resolve(void) {
     say("error text", dlerror() != NULL || dlsym(driver, "cuNoSuchThing") != NULL || dlerror() != NULL);
 }
 
-static volatile int stop;
+static int stop;
 
 static void *launch_for_ever(void *unused) {
     CUstream stream;
@@ -210,7 +210,7 @@ static void *launch_for_ever(void *unused) {
     CHECK(F(cuCtxSetCurrent)(context));
     CHECK(F(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
     long n = 0;
-    while (!stop) {
+    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
         CHECK(launch(stream, 20000));
         if (++n % 64 == 0)
             CHECK(F(cuStreamSynchronize)(stream));
@@ -243,7 +243,7 @@ static void capture(void) {
         CHECK(F(cuGraphExecDestroy)(exec));
         CHECK(F(cuGraphDestroy)(graph));
     }
-    stop = 1;
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
     pthread_join(thread, &other);
     CHECK(F(cuCtxSynchronize)());
     say("other_launches", (long)other);
@@ -256,7 +256,7 @@ static void threads(int count) {
     for (int i = 0; i < count; i++)
         pthread_create(&thread[i], NULL, launch_for_ever, NULL);
     usleep(500000);
-    stop = 1;
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
     for (int i = 0; i < count; i++) {
         void *n;
         pthread_join(thread[i], &n);

@@ -55,8 +55,9 @@ static inline bool pm_estimate_due(struct pm_estimate *entry) {
     int32_t left = __atomic_load_n(&entry->countdown, __ATOMIC_RELAXED) - 1;
     if (left <= 0) {
         /* uneven, so that a program's own rhythm does not pick always the same of its launches */
-        uint32_t every = pm_estimate_every(entry), random = entry->random * 1664525u + 1013904223u;
-        entry->random = random;
+        uint32_t every = pm_estimate_every(entry);
+        uint32_t random = __atomic_load_n(&entry->random, __ATOMIC_RELAXED) * 1664525u + 1013904223u;
+        __atomic_store_n(&entry->random, random, __ATOMIC_RELAXED);
         left = (int32_t)(every / 2 + (uint32_t)((uint64_t)random * (every + 1) >> 32) + 1);
         __atomic_store_n(&entry->countdown, left, __ATOMIC_RELAXED);
         return true;

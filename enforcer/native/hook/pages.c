@@ -105,8 +105,7 @@ bool pm_grant_read(const struct pm_grant *grant, struct pm_grant *copy) {
         uint64_t before = pm_load(&grant->generation);
         if (before % 2 == 0) {
             for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-                words[i] = pm_peek(&from[i]);
-            __atomic_thread_fence(__ATOMIC_ACQUIRE);
+                words[i] = pm_load(&from[i]); /* in order, and before the generation is read again */
             if (pm_peek(&grant->generation) == before) {
                 memcpy(copy, words, sizeof words);
                 if (copy->device_count > PM_MAX_DEVICES)
@@ -136,13 +135,12 @@ int pm_grant_store(int fd, const struct pm_grant *image) {
         return -error;
     }
     uint64_t generation = pm_peek(&page->generation) | 1; /* already odd when a writer died at work */
-    pm_store(&page->generation, generation);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    __atomic_exchange_n(&page->generation, generation, __ATOMIC_SEQ_CST);
     const uint64_t *from = (const uint64_t *)image;
     uint64_t *to = (uint64_t *)page;
     for (size_t i = 0; i < sizeof *image / 8; i++)
         if (i != offsetof(struct pm_grant, generation) / 8)
-            pm_poke(&to[i], from[i]);
+            pm_store(&to[i], from[i]); /* each after the odd generation */
     pm_store(&page->generation, generation + 1);
     lock.l_type = F_UNLCK;
     fcntl(fd, F_OFD_SETLK, &lock);
