@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -318,3 +319,25 @@ def test_a_new_journal_is_read_and_an_old_one_not_again(node: Node) -> None:
     node.tick(turns=40)
     (device,) = of(node.records(), DeviceRecord)
     assert len(of(node.records(), EventRecord)) == 2 and device.allocated_us == (20 * 2 + 40 * 6) * SECOND // 10
+
+
+def test_turns_without_end_hold_no_more_than_what_is_there(node: Node, rounds: Callable[[int, int], Iterator[int]]) -> None:
+    """Allocations and strangers come and go; what is kept is what stands."""
+    sizes: list[int] = []
+    for turn in rounds(40, 2000):
+        allocation = node.create(f"churn-{turn}", ppm=100_000)
+        meter = node.meters[allocation.id]
+        meter.attach()
+        meter.count(CARD, busy_ns=100_000_000, memory=GIB)
+        node.sampler.change(CARD, processes=(process(5_000_000 + turn, turn + 1, 10_000, GIB),))
+        node.tick(5 * SECOND)
+        meter.die()
+        node.release(allocation)
+        node.tick(5 * SECOND)
+        node.meters.pop(allocation.id).close()
+        node.spool.acknowledge("collector", node.spool.epoch, node.spool.last_sequence)
+        sizes.append(len(node.agent.ledger.to_json()) + len(list(node.run.retired.iterdir())))
+    ledger = node.agent.ledger
+    assert len(ledger.slices) <= 16 and len(ledger.known) <= 16 and len(ledger.processes) <= 32 and len(ledger.settled) <= 16
+    assert max(sizes[len(sizes) // 2 :]) <= 1.1 * max(sizes[: len(sizes) // 2]) and node.spool.held() == 0
+    assert len(node.agent._attribution._owners) <= 64

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from exporter_fakes import GIB
 
+from poolmeter import arrow
 from poolmeter.clock import SystemClock
 from poolmeter.errors import Unavailable
 from poolmeter.exporter.agent import Agent, Settings
@@ -266,6 +267,7 @@ def test_the_daemon_on_a_simulated_machine(tmp_path: Path, machine: Machine) -> 
 
     ready = tmp_path / "ready"
     words = ["exporter", "--simulate", "--name", "n1", "--run", str(tmp_path / "run"), "--data", str(tmp_path / "data"), "--port", "0"]
+    words += ["--linger", "60"]
     child = subprocess.Popen(
         [sys.executable, "-m", "poolmeter.cli", *words, "--ready-file", str(ready)],
         env={**os.environ, "POOLMETER_SIM_MACHINE": str(machine.file)},
@@ -282,9 +284,17 @@ def test_the_daemon_on_a_simulated_machine(tmp_path: Path, machine: Machine) -> 
         time.sleep(0.1)
     assert urllib.request.urlopen(f"{url}/readyz", timeout=10).status == 200
     child.send_signal(signal.SIGTERM)
-    assert child.wait(timeout=30) == 0
-    spool = Spool(tmp_path / "data" / "spool.sqlite", "n1", ("collector",))
-    devices = [record for record in spool.read(None, 0).records if isinstance(record, DeviceRecord)]
-    assert len({record.device_uuid for record in devices}) == 2
-    assert all(record.unallocated_us == record.span_us for record in devices)
-    spool.close()
+    # It serves on until the collector has the last minute, and ends as soon as it has.
+    rows: list[dict[str, object]] = []
+    while time.monotonic() < deadline and len({row["device_uuid"] for row in rows}) < 2:
+        with urllib.request.urlopen(f"{url}/v1/usage", timeout=10) as response:
+            rows, epoch, last = (
+                arrow.from_bytes(response.read()).to_pylist(),
+                *(response.headers[f"X-Poolmeter-{n}"] for n in ("Epoch", "Last-Sequence")),
+            )
+        time.sleep(0.1)
+    assert rows and all(row["kind"] == "device" and row["unallocated_us"] == row["span_us"] for row in rows)
+    assert child.poll() is None
+    body = json.dumps({"consumer": "collector", "epoch": epoch, "seq": int(last)}).encode()
+    urllib.request.urlopen(urllib.request.Request(f"{url}/v1/ack", body), timeout=10).close()
+    assert child.wait(timeout=20) == 0
