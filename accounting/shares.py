@@ -11,14 +11,18 @@ by allocation id.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from poolmeter.accounting import measures
 from poolmeter.accounting.dimensions import Calendar
 from poolmeter.accounting.measures import Measures
 from poolmeter.accounting.source import rows_of
+from poolmeter.collector.tables import quoted
+from poolmeter.model.units import DAY_US
+from poolmeter.period import Period
 
 if TYPE_CHECKING:
     import duckdb
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 # Levels of detail, each containing those before it: 1 tenant and day, 2 allocation and its labels, 3 device, 4 hour.
 LABELS = ("allocation_id", "project", "user", "workload_class", "environment", "mode", "workload")
 DEVICE = ("node", "device_uuid", "pool", "device_model")
+CHUNK_ROWS = 1_500_000
 REST = ("idle", "unallocated", "overhead")
 
 
@@ -65,30 +70,54 @@ class Shares:
 def read_shares(connection: "duckdb.DuckDBPyConnection", calendar: Calendar, basis: str, edges_us: Sequence[int], level: int) -> Shares:
     """The shares of a period on a basis (`allocated` or `used`), split at the price edges, to a level of detail."""
     period = calendar.period
-    span = f"minute_us >= {period.start_us} AND minute_us < {period.end_us}"
-    _prepare(connection, span, basis)
     inside = [edge for edge in edges_us if period.start_us < edge < period.end_us]
-    times = f"{calendar.day_sql()} AS day, {_segment_sql(inside)} AS segment, "
-    times += f"{calendar.hour_sql()} AS hour" if level >= 4 else "NULL::BIGINT AS hour"
-    tenants = _tenant_shares(connection, span, basis, times, level)
-    rest, counts = _rest_shares(connection, times, level)
-    scaled, orphans = rows_of(connection, "SELECT COUNT(*) FILTER (WHERE NOT orphan), COUNT(*) FILTER (WHERE orphan) FROM over_full")[0]
-    capacity_us, unattributed_us = counts
-    if sum(share.us for share in (*tenants, *rest)) != capacity_us:
-        raise AssertionError(f"shares do not sum to the capacity of {capacity_us} us")
-    return Shares((*tenants, *rest), capacity_us, unattributed_us, int(str(scaled)), int(str(orphans)))
+    times = {"day": calendar.day_sql(), "segment": _segment_sql(inside)}
+    if level >= 4:
+        times["hour"] = calendar.hour_sql()
+    shares: list[Share] = []
+    sums = [0, 0, 0, 0]
+    for start_us, end_us in _chunks(connection, period):
+        span = f"minute_us >= {start_us} AND minute_us < {end_us}"
+        _prepare(connection, span, basis)
+        shares += _tenant_shares(connection, span, basis, times, level)
+        rest, capacity_us, unattributed_us = _rest_shares(connection, times, level)
+        shares += rest
+        found = rows_of(connection, "SELECT COUNT(*) FILTER (WHERE NOT orphan), COUNT(*) FILTER (WHERE orphan) FROM over_full")[0]
+        sums = [total + part for total, part in zip(sums, (capacity_us, unattributed_us, *(int(str(n)) for n in found)), strict=True)]
+    if sum(share.us for share in shares) != sums[0]:
+        raise AssertionError(f"shares do not sum to the capacity of {sums[0]} us")
+    return Shares(tuple(shares), *sums)
+
+
+def _chunks(connection: "duckdb.DuckDBPyConnection", period: Period) -> list[tuple[int, int]]:
+    """The period in pieces of whole UTC days with about `CHUNK_ROWS` slice records each, so that memory stays bounded."""
+    days = rows_of(
+        connection,
+        f"""SELECT minute_us // {DAY_US} AS day, COUNT(*) FROM slice_minutes
+        WHERE minute_us >= {period.start_us} AND minute_us < {period.end_us} GROUP BY 1 ORDER BY 1""",
+    )
+    edges, rows = [period.start_us], 0
+    for day, count in days:
+        if rows and rows + int(str(count)) > CHUNK_ROWS:
+            edges.append(int(str(day)) * DAY_US)
+            rows = 0
+        rows += int(str(count))
+    return list(pairwise([*edges, period.end_us]))
 
 
 def _prepare(connection: "duckdb.DuckDBPyConnection", span: str, basis: str) -> None:
     """Temporary tables: `parts` per device-minute, `over_full` minutes, `dealt` corrections that scale them down."""
     claim = "allocated_us" if basis == "allocated" else "COALESCE(used_us, allocated_us)"
     cap = "allocated_us" if basis == "allocated" else "span_us - down_us"
+    # What an allocation did not use is told by all its records of the minute; in the allocated basis nothing is unused.
+    per_allocation = f"""(SELECT node, device_uuid, minute_us, allocation_id, SUM({claim}) AS claim, SUM(allocated_us) AS promised
+          FROM slice_minutes WHERE {span} GROUP BY 1, 2, 3, 4)"""
+    per_record = f"(SELECT node, device_uuid, minute_us, allocated_us AS claim, allocated_us AS promised FROM slice_minutes WHERE {span})"
     connection.execute(f"""
     CREATE OR REPLACE TEMP TABLE loads AS
     SELECT node, device_uuid, minute_us, SUM(claim)::BIGINT AS load, SUM(promised)::BIGINT AS promised,
       SUM(GREATEST(promised - claim, 0))::BIGINT AS spare
-    FROM (SELECT node, device_uuid, minute_us, allocation_id, SUM({claim}) AS claim, SUM(allocated_us) AS promised
-          FROM slice_minutes WHERE {span} GROUP BY 1, 2, 3, 4)
+    FROM {per_record if basis == "allocated" else per_allocation}
     GROUP BY 1, 2, 3""")
     connection.execute(f"""
     CREATE OR REPLACE TEMP TABLE parts AS
@@ -145,47 +174,50 @@ def _segment_sql(edges_us: Sequence[int]) -> str:
     )
 
 
-def _keys(level: int, labels: bool) -> list[str]:
-    label_keys = [f'"{name}"' if level >= 2 and labels else f'NULL::VARCHAR AS "{name}"' for name in LABELS]
-    return [*label_keys, *(name if level >= 3 else f"NULL::VARCHAR AS {name}" for name in DEVICE[:-1]), "device_model"]
+def _keys(times: Mapping[str, str], level: int, usage: bool) -> tuple[list[str], str]:
+    """The columns of day, segment, hour, tenant, `LABELS` and `DEVICE`, and the GROUP BY of those that this level has."""
+    wanted = {"day", "segment", "device_model", *(["tenant"] if usage else [])}
+    wanted |= {*LABELS} if level >= 2 and usage else set()
+    wanted |= {*DEVICE} if level >= 3 else set()
+    wanted |= {"hour"} if level >= 4 else set()
+    names = ("day", "segment", "hour", "tenant", *LABELS, *DEVICE)
+    columns = [f'{times.get(name, quoted(name))} AS "{name}"' if name in wanted else f'NULL AS "{name}"' for name in names]
+    # By place, and only what is there: grouping by many constant columns is slow.
+    return columns, ", ".join(str(index + 1) for index, name in enumerate(names) if name in wanted)
 
 
-def _tenant_shares(connection: "duckdb.DuckDBPyConnection", span: str, basis: str, times: str, level: int) -> list[Share]:
+def _tenant_shares(connection: "duckdb.DuckDBPyConnection", span: str, basis: str, times: Mapping[str, str], level: int) -> list[Share]:
     claim = "allocated_us" if basis == "allocated" else "COALESCE(used_us, allocated_us)"
-    keys = f"{times}, tenant, {', '.join(_keys(level, labels=True))}"
-    count = 4 + len(LABELS) + len(DEVICE)
-    group = ", ".join(str(index + 1) for index in range(count))
+    keys, group = _keys(times, level, usage=True)
     ordering = "MIN(allocation_id), MIN(minute_us)"
     found = rows_of(
-        connection, f"SELECT {keys}, {ordering}, SUM({claim}), {measures.SLICE_SQL} FROM slice_minutes WHERE {span} GROUP BY {group}"
+        connection,
+        f"SELECT {', '.join(keys)}, {ordering}, SUM({claim}), {measures.SLICE_SQL} FROM slice_minutes WHERE {span} GROUP BY {group}",
     )
     corrections: dict[tuple[object, ...], int] = defaultdict(int)
-    for row in rows_of(connection, f"SELECT {keys}, SUM(correction) FROM dealt GROUP BY {group}"):
-        corrections[row[:count]] += int(str(row[count]))
+    for row in rows_of(connection, f"SELECT {', '.join(keys)}, SUM(correction) FROM dealt GROUP BY {group}"):
+        corrections[row[: len(keys)]] += int(str(row[-1]))
     shares = []
     for row in found:
-        values: tuple[object, ...] = row[:count]
-        us = int(str(row[count + 2])) + corrections.pop(values, 0)
-        shares.append(_share("usage", values, str(row[count]), int(str(row[count + 1])), us, level, Measures(*row[count + 3 :])))  # type: ignore[arg-type]
+        values: tuple[object, ...] = row[: len(keys)]
+        order, first_us, us, *measured = row[len(keys) :]
+        paid = int(str(us)) + corrections.pop(values, 0)
+        shares.append(_share("usage", values, str(order), int(str(first_us)), paid, level, Measures(*measured)))  # type: ignore[arg-type]
     assert not corrections
     return shares
 
 
-def _rest_shares(connection: "duckdb.DuckDBPyConnection", times: str, level: int) -> tuple[list[Share], tuple[int, int]]:
-    keys = f"{times}, NULL::VARCHAR AS tenant, {', '.join(_keys(level, labels=False))}"
-    count = 4 + len(LABELS) + len(DEVICE)
-    group = ", ".join(str(index + 1) for index in range(count))
+def _rest_shares(connection: "duckdb.DuckDBPyConnection", times: Mapping[str, str], level: int) -> tuple[list[Share], int, int]:
+    keys, group = _keys(times, level, usage=False)
+    sums = ", ".join(f"SUM({name})" for name in ("span_us", "unattributed", *REST))
     shares, capacity_us, unattributed_us = [], 0, 0
-    for row in rows_of(
-        connection,
-        f"SELECT {keys}, MIN(minute_us), SUM(span_us), SUM(unattributed), {', '.join(f'SUM({name})' for name in REST)} FROM parts GROUP BY {group}",
-    ):
-        first_us, span_us, unattributed = (int(str(value)) for value in row[count : count + 3])
+    for row in rows_of(connection, f"SELECT {', '.join(keys)}, MIN(minute_us), {sums} FROM parts GROUP BY {group}"):
+        first_us, span_us, unattributed, *rest = (int(str(value)) for value in row[len(keys) :])
         capacity_us += span_us
         unattributed_us += unattributed
-        for line, us in zip(REST, row[count + 3 :], strict=True):
-            shares.append(_share(line, row[:count], "", first_us, int(str(us)), level, None))
-    return shares, (capacity_us, unattributed_us)
+        for line, us in zip(REST, rest, strict=True):
+            shares.append(_share(line, row[: len(keys)], "", first_us, us, level, None))
+    return shares, capacity_us, unattributed_us
 
 
 def _share(line: str, values: tuple[object, ...], order: str, first_us: int, us: int, level: int, measured: Measures | None) -> Share:

@@ -37,8 +37,8 @@ FIRST = ("line", "quantity", "unit", "unit_price", "cost", "currency", "used_dev
 def show() -> None:
     """The page."""
     st.title("Chargeback")
-    chosen = settings()
     try:
+        chosen = settings()
         report = _asked(chosen)
         tenants = read_tenants(chosen.store)
     except PoolmeterError as error:

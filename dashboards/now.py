@@ -22,7 +22,7 @@ from poolmeter.dashboards.figures import (
     size,
 )
 from poolmeter.dashboards.reading import CardNow, NodeNow, PoolNow, SliceNow, read_pool
-from poolmeter.dashboards.settings import Settings, settings
+from poolmeter.dashboards.settings import settings
 from poolmeter.errors import PoolmeterError
 from poolmeter.model.units import MICROSECONDS
 from poolmeter.period import rfc3339
@@ -34,15 +34,15 @@ FRAME: dict[str, Any] = {"border": True, "height": "stretch", "delta_color": "of
 def show() -> None:
     """The page."""
     st.title("Pool now")
-    _live(settings())
+    _live()
 
 
 @st.fragment(run_every="15s")
-def _live(chosen: Settings) -> None:
+def _live() -> None:
     try:
-        pool = read_pool(chosen.store, SystemClock().wall_us())
+        pool = read_pool(settings().store, SystemClock().wall_us())
     except PoolmeterError as error:
-        st.error(str(error), icon=":material/database_off:")
+        st.error(plain_text(str(error)), icon=":material/database_off:")
         return
     _age(pool)
     _figures(figures(pool))

@@ -77,9 +77,17 @@ class Book:
         Raises Unavailable when another enforcer has the folder or it cannot be written, DataError for a broken journal.
         """
         try:
+            fresh = not self.run.root.exists()
+            if not fresh and self.run.root.stat().st_uid not in (0, os.geteuid()):
+                owner = self.run.root.stat().st_uid
+                raise Unavailable(
+                    f"run folder {self.run.root} belongs to uid {owner}, expected {os.geteuid()}: its owner could fake grants"
+                )
             for folder in (self.run.root, self.run.allocations, self.run.retired, self.run.devices):
                 folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             if os.geteuid() == 0:
+                if fresh:
+                    self.run.root.chmod(0o755)  # whatever the umask: programs of any user come here
                 # Programs of any user make the boards that the hooks of a device share; nobody removes another's.
                 self.run.devices.chmod(0o1777)
                 # Ids are not to be guessed, and not to be listed: a meter can be written by whoever finds it.
@@ -203,13 +211,18 @@ class Book:
     def decide(
         self, decision_id: str, allocation_id: str, outcome: str, reason: str | None, after: Allocation | None = None
     ) -> JournalEvent:
-        """Journals what became of a decision, and carries it out when `after` is given. A decision is decided once."""
+        """Journals what became of a decision, and carries it out when `after` is given. A decision is decided once.
+
+        Raises Refused, with nothing journalled, when the allocation has changed since `after` was made from it.
+        """
         devices = self.inventory.devices() if after is not None else ()
         with self._lock:
             if decision_id in self.decided:
                 raise Refused(f"decision {decision_id} was decided before, expected a new one")
             if after is not None:
                 before = self.get(allocation_id)
+                if after.generation != before.generation + 2:
+                    raise Refused(f"allocation {allocation_id} has moved on to generation {before.generation} meanwhile")
                 return self._change(before, after, devices, "decision", decision_id, reason)
             tenant = self._allocations[allocation_id].labels.tenant if allocation_id in self._allocations else None
             event = self.journal.append(

@@ -61,9 +61,9 @@ def decide(book: Book, decision: Decision, node: str, margin: Decimal = Decimal(
             raise Refused(f"allocation {allocation.id} has no share of device {decision.device_uuid}")
         _check_values(book, decision, margin)
         after = book.admitted(allocation, decision.compute_ppm, decision.memory_bytes, decision.device_uuid, decision.id)
+        return book.decide(decision.id, allocation.id, "applied", decision.reason, after)
     except (Refused, BadInput) as refusal:
         return book.decide(decision.id, decision.allocation_id, "refused", str(refusal))
-    return book.decide(decision.id, allocation.id, "applied", decision.reason, after)
 
 
 def _check_values(book: Book, decision: Decision, margin: Decimal) -> None:

@@ -41,7 +41,10 @@ def enter() -> None:
     """Gives this process mounts of its own, with an empty /run/poolmeter/self. Raises OSError where that is not permitted."""
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
     _mount(None, Path("/"), None, _MS_REC | _MS_PRIVATE)
-    SELF.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for folder in (SELF.parent, SELF):
+        if not folder.exists():
+            folder.mkdir()
+            folder.chmod(0o755)  # whatever the umask: the program's user must get through
     _mount("poolmeter", SELF, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=256k,mode=0755")
 
 
@@ -61,12 +64,18 @@ def bind(folder: Path, hook: Path) -> Path:
         _mount(str(folder.parent.parent / "devices"), SELF / "devices", None, _MS_BIND)
         if not PRELOAD.exists():
             # A mount point is needed; empty, it means nothing to everybody else.
-            PRELOAD.touch(mode=0o644)
+            PRELOAD.touch()
+            PRELOAD.chmod(0o644)
         others = PRELOAD.read_text().split()
-        (SELF / "ld.so.preload").write_text("\n".join([str(library), *(name for name in others if name != str(library))]) + "\n")
-        _mount(str(SELF / "ld.so.preload"), PRELOAD, None, _MS_BIND)
+        own = SELF / "ld.so.preload"
+        own.write_text("\n".join([str(library), *(name for name in others if name != str(library))]) + "\n")
+        own.chmod(0o644)
+        _mount(str(own), PRELOAD, None, _MS_BIND)
         _mount(None, PRELOAD, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
         _mount(None, SELF, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+        for hidden in (folder.parent, folder.parent.parent / "retired"):
+            # Whoever becomes root inside (sudo) still owns the pages by their other names, where they can be written.
+            _mount("poolmeter", hidden, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_RDONLY, "size=4k,mode=0755")
     except OSError as error:
         raise Unavailable(f"allocation {folder.name} cannot be bound to {SELF}: {error}") from None
     return library

@@ -70,7 +70,16 @@ def test_pages_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for module in ("now", "bill"):
         app = page(module)
         assert not app.exception
-        assert len(app.error) == 1 and "is not there" in app.error[0].value
+        assert len(app.error) == 1 and "is not there" in app.error[0].value.replace("\\", "")
+
+
+def test_pages_with_a_configuration_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.toml").write_text("[dashboard]\nprot = 1\n")
+    monkeypatch.setenv("POOLMETER_CONFIG", str(tmp_path / "config.toml"))
+    for module in ("now", "bill"):
+        app = page(module)
+        assert not app.exception
+        assert "prot is not a known key" in app.error[0].value.replace("\\", "")
 
 
 def test_pages_with_an_empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,3 +144,47 @@ def test_names_are_no_markdown_and_no_html() -> None:
 
     assert "<script" not in legend(colours_of(["<script>alert(1)</script>"]))
     assert plain_text("[a](http://b)") == "\\[a\\]\\(http\\://b\\)"
+
+
+PLAN = """schema = "poolmeter.plan/1"
+name = "trial *plan*"
+version = 3
+currency = "JPY"
+[[prices]]
+from = 2000-01-01
+[prices.device_hour]
+"*" = "900"
+"""
+
+
+def test_bill_by_an_uploaded_plan_is_the_command_lines_by_that_file(data: Path, tmp_path: Path) -> None:
+    app = page("bill")
+    app.selectbox[0].set_value("Last 7 days")
+    app.file_uploader[0].set_value(("trial.toml", PLAN.encode(), "application/toml")).run()
+    assert not app.exception and not app.error
+    file = tmp_path / "trial.toml"
+    file.write_text(PLAN)
+    totals = cli(data, "chargeback", "--from", "7d", "--plan", str(file))["totals"]
+    assert isinstance(totals, dict) and totals["currency"] == "JPY"
+    assert metrics(app)["Pool cost"] == f"{totals['cost']} JPY"
+    assert "trial \\*plan\\* version 3" in app.caption[0].value
+
+
+def test_bill_by_a_plan_that_is_none(data: Path) -> None:
+    app = page("bill")
+    app.file_uploader[0].set_value(("broken.toml", b"name = 7", "application/toml")).run()
+    assert not app.exception and "broken.toml" in app.error[0].value.replace("\\", "")
+    assert not app.dataframe
+
+
+def test_bill_by_a_configured_plan_and_zone(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    config = tmp_path / "config.toml"
+    config.write_text(f'[accounting]\nplan = "{tmp_path / "plan.toml"}"\ntime_zone = "Asia/Tokyo"\n')
+    monkeypatch.setenv("POOLMETER_CONFIG", str(config))
+    app = page("bill")
+    app.selectbox[0].set_value("Last 7 days").run()
+    totals = cli(data, "chargeback", "--from", "7d", "--config", str(config))["totals"]
+    assert isinstance(totals, dict)
+    assert metrics(app)["Pool cost"] == f"{totals['cost']} JPY"
+    assert app.text_input[0].value == "Asia/Tokyo" and not app.warning

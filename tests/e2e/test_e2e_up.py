@@ -136,14 +136,14 @@ def test_up_serves_runs_resizes_and_stops(tmp_path: Path) -> None:
         while not (tmp_path / "id").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         allocation = (tmp_path / "id").read_text().strip()
-        assert allocation in {row["id"] for row in ask("allocation", "list", "--data", str(data))["rows"]}
+        assert allocation in {row["allocation"] for row in ask("allocation", "list", "--data", str(data))["rows"]}
         resized = subprocess.run(
             poolmeter("allocation", "resize", allocation, "--memory", "2G", "--data", str(data)), capture_output=True, text=True
         )
         assert resized.returncode == 0, resized.stderr
         out, _ = run.communicate(timeout=60)
         assert run.returncode == 0 and json.loads(out.splitlines()[-1])["device_seconds"] > 0
-        assert allocation not in {row["id"] for row in ask("allocation", "list", "--data", str(data))["rows"]}
+        assert allocation not in {row["allocation"] for row in ask("allocation", "list", "--data", str(data))["rows"]}
         # A daemon that dies is started again, where it was.
         os.kill(state["pids"]["collector"], signal.SIGKILL)
         deadline = time.monotonic() + 40

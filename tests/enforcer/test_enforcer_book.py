@@ -193,6 +193,14 @@ def test_one_enforcer_a_run_folder(open_book, cards, tmp_path: Path) -> None:
         Book(book.run, Journal(tmp_path / "other.jsonl"), cards()).open()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
+def test_a_run_folder_of_somebody_else_is_refused(cards, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    os.chown(tmp_path / "run", 4242, 4242)
+    with pytest.raises(Unavailable, match="belongs to uid 4242, expected 0"):
+        Book(NodeRun(tmp_path / "run"), Journal(tmp_path / "events.jsonl"), cards()).open()
+
+
 def test_folders_gone_with_a_restart_of_the_machine_are_released(open_book, agree) -> None:
     book = open_book()
     book.create(SMALL, Owner())

@@ -1,14 +1,18 @@
 """The allocation verbs: the same answers in every format, one sentence and the right status for every mistake."""
 
+import argparse
 import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from poolmeter import cli
+from poolmeter.enforcer.commands import _COLUMNS
 from poolmeter.enforcer.nodes import KnownNode, nodes_of_pool
+from poolmeter.enforcer.run import Run
 from poolmeter.errors import BadInput
 from poolmeter.places import NodeRun
 
@@ -80,6 +84,25 @@ def test_list_is_one_answer_in_all_formats(node, allocation, tmp_path: Path) -> 
         assert file.read_all().column("memory_bytes").to_pylist() == [20 << 30]
     header, row = node.poolmeter("allocation", "list", "--format", "csv").stdout.splitlines()
     assert dict(zip(header.split(","), row.split(","), strict=True))["allocation"] == allocation["allocation"]
+
+
+def test_json_is_what_its_schema_says(node, allocation) -> None:
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "allocations.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for words in (["list"], ["show", allocation["allocation"]], ["resize", allocation["allocation"], "--compute", "12.5"]):
+        done = node.poolmeter("allocation", *words, "--format", "json")
+        jsonschema.validate(json.loads(done.stdout), schema)
+    assert set(_COLUMNS) == set(schema["properties"]["rows"]["items"]["properties"])
+    reference = (Path(__file__).parents[2] / "docs" / "reference" / "allocation-options.md").read_text()
+    assert " ".join(_COLUMNS) in " ".join(reference.split())
+
+
+def test_every_option_is_in_the_reference() -> None:
+    reference = (Path(__file__).parents[2] / "docs" / "reference" / "allocation-options.md").read_text()
+    parser = argparse.ArgumentParser()
+    Run().configure(parser)
+    options = {option for action in parser._actions for option in action.option_strings if option.startswith("--")} - {"--help"}
+    assert {option for option in options if f"`{option}" not in reference} == set()
 
 
 def test_show_and_resize(node, allocation) -> None:

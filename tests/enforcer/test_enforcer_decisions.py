@@ -120,6 +120,21 @@ def test_a_resize_in_between_makes_a_decision_stale(book, allocation) -> None:
     assert book.get(allocation.id).decision_id is None
 
 
+def test_a_resize_while_a_decision_is_looked_at_is_not_undone_by_it(book, allocation, monkeypatch: pytest.MonkeyPatch, agree) -> None:
+    admitted = book.admitted
+
+    def late(*arguments: object) -> Allocation:
+        after = admitted(*arguments)
+        book.resize(ResizeRequest(allocation.id, memory_bytes=30 * GIB))
+        return after
+
+    monkeypatch.setattr(book, "admitted", late)
+    event = decide(book, decision(allocation), "alpha")
+    assert event is not None and event.outcome == "refused" and "generation 4 meanwhile" in str(event.reason)
+    assert [item.memory_bytes for item in book.get(allocation.id).slices] == [30 * GIB] * 2
+    agree(book)
+
+
 def test_a_limit_is_never_lowered_below_what_is_in_use_and_its_margin(book, allocation, monkeypatch: pytest.MonkeyPatch) -> None:
     used = {allocation.slices[0].device_uuid: 10 * GIB}
     monkeypatch.setattr(disk, "memory_in_use", lambda _: used)

@@ -31,6 +31,7 @@ done
 : >> meter && echo "meter can be written"
 touch devices/board && echo "board can be made"
 echo "preloaded $(env -i /bin/cat /proc/self/maps | grep -c /run/poolmeter/self/libpoolmeter_hook.so)"
+ls "$RUN/allocations" "$RUN/retired" | grep -c a- && echo "could: see other allocations"
 echo "folder $POOLMETER_ALLOCATION_DIR"
 """
 
@@ -56,9 +57,22 @@ def node(make_shared_node, tmp_path_factory: pytest.TempPathFactory):
     return node
 
 
-def run_as(node, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_as(node, *words: str, umask: str = "022", **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["unshare", "-m", "sh", "-c", OUTER, "outer", str(node.root / "etc"), sys.executable, "-m", "poolmeter.cli", "run", *words],
+        [
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            f"umask {umask}\n{OUTER}",
+            "outer",
+            str(node.root / "etc"),
+            sys.executable,
+            "-m",
+            "poolmeter.cli",
+            "run",
+            *words,
+        ],
         env={**node.environment, "POOLMETER_RUN": str(node.run.root), **environment},
         capture_output=True,
         text=True,
@@ -67,18 +81,26 @@ def run_as(node, *words: str, **environment: str) -> subprocess.CompletedProcess
 
 
 def test_a_tenant_cannot_lose_widen_or_leave_its_share(node) -> None:
-    done = run_as(node, "--run-as", "4242", "--compute", "25", "--", "sh", "-c", TENANT)
+    done = run_as(node, "--run-as", "4242", "--compute", "25", "--", "sh", "-c", TENANT, RUN=str(node.run.root))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "could" not in done.stdout
     assert lines[:2] == ["uid 4242", "capabilities 0000000000000000"]
     assert lines[2:4] == ["meter can be written", "board can be made"]
-    assert lines[5] == "folder /run/poolmeter/self"
+    assert lines[5:] == ["0", "folder /run/poolmeter/self"]
     assert int(lines[4].removeprefix("preloaded ")) > 0
     assert " (root)\n" in done.stderr
     (*_, created, _) = map(json.loads, node.journal.read_text().splitlines())
     assert (created["allocation"]["enforcement"], created["allocation"]["owner_uid"]) == ("root", 0)
     assert (node.root / "etc" / "ld.so.preload").read_bytes() == b""  # outside nothing is preloaded
+
+
+def test_a_tight_umask_does_not_keep_the_program_from_its_hook(node) -> None:
+    (node.root / "etc" / "ld.so.preload").unlink(missing_ok=True)
+    done = run_as(
+        node, "--quiet", "--run-as", "4242", "--", "sh", "-c", "cat /etc/ld.so.preload; wc -c < /run/poolmeter/self/grant", umask="077"
+    )
+    assert done.stdout.split() == ["/run/poolmeter/self/libpoolmeter_hook.so", "16896"], done.stderr
 
 
 def test_the_caller_of_sudo_is_the_user(node) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from poolmeter.enforcer.journal import read_events
+from poolmeter.enforcer.launch import hooked_environment
+from poolmeter.errors import Unavailable
+from poolmeter.model.allocation import Allocation, AllocationState, Labels, Mode
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
@@ -138,6 +141,15 @@ def test_an_id_file_that_cannot_be_written_starts_nothing(node, tmp_path: Path) 
     assert done.returncode == 125
     assert not (tmp_path / "ran").exists()
     wait_for(lambda: node.client.list() == ())
+
+
+def test_a_hook_that_cannot_be_preloaded_is_an_error_and_no_silence() -> None:
+    allocation = Allocation("a-1", Labels("acme"), Mode.HOOK, (), AllocationState.ACTIVE, 2, 1, 1)
+    with pytest.raises(Unavailable, match="without spaces and colons"):
+        hooked_environment({}, allocation, Path("/x"), Path("/a b/hook.so"), {})
+    environment = hooked_environment({"LD_LIBRARY_PATH": "/old"}, allocation, Path("/x"), None, {"LD_LIBRARY_PATH": "/sim"})
+    assert environment["LD_LIBRARY_PATH"] == "/sim:/old"
+    assert "LD_PRELOAD" not in environment
 
 
 def start(node, *words: str) -> subprocess.Popen[str]:

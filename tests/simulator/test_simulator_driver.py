@@ -390,7 +390,7 @@ back = ctypes.create_string_buffer(4); cu("cuMemcpyDtoH_v2", back, p, c_size_t(4
 say(kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, back=list(back.raw), over=cu.status("cuMemAlloc_v2", byref(c_uint64()), c_size_t(70 << 30)))
 """,
     )
-    assert answer["kib"] < 300_000
+    assert answer["kib"] < 1_000_000
     assert answer["back"] == [1, 1, 1, 1]
     assert answer["over"] == 2
 

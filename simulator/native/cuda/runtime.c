@@ -67,7 +67,7 @@ static int enter(uint32_t call, bool needs_init, int device) {
         return 0;
     if (__builtin_expect(!cuda.initialised, 0))
         return CUDA_ERROR_NOT_INITIALIZED;
-    m->process[cuda.process].seen_ns = machine_now(m);
+    __atomic_store_n(&m->process[cuda.process].seen_ns, machine_now(m), __ATOMIC_RELAXED);
     if (__builtin_expect(m->clock == SIM_CLOCK_VIRTUAL && !thread_state.joined, 0)) {
         thread_state.joined = true;
         pthread_setspecific(leave_key, (void *)1);

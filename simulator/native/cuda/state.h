@@ -166,7 +166,7 @@ struct cuda_state {
     struct allocation *allocations; /* sorted by base */
     size_t allocation_count, allocation_size;
     uint64_t ids;
-    int capturing; /* streams under capture, to keep the usual path short */
+    _Atomic int capturing; /* streams under capture, to keep the usual path short */
 };
 
 extern struct cuda_state cuda;

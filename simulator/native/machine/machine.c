@@ -207,7 +207,7 @@ uint32_t process_attach(struct sim_machine *m, uint32_t pid) {
         p->wall_start_us = machine_now_us(m, m->advanced_ns);
         read_name(pid, p->name, sizeof p->name);
         robust_mutex(&p->life);
-        pthread_mutex_lock(&p->life);
+        pthread_mutex_trylock(&p->life); /* nobody else can have it: it is new */
         if (i >= m->process_high)
             PUT(m, m->process_high, i + 1);
         PUT(m, p->state, SIM_PROCESS_LIVE);

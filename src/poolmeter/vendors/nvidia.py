@@ -153,9 +153,12 @@ class NvidiaVendor:
             errors.append(f"{function.__name__}: {fault}")
             return None
 
+    def _memory_v2(self, handle: Any) -> Any:
+        return self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
+
     def _values(self, card: _Card) -> DeviceReading:
         nvml, handle, errors = self._nvml, card.handle, list[str]()
-        memory = self._value(errors, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
+        memory = self._value(errors, self._memory_v2, handle)
         reserved = int(memory.reserved) if memory is not None else None
         if memory is None:
             memory = self._value(errors, nvml.nvmlDeviceGetMemoryInfo, handle)
