@@ -1,6 +1,7 @@
 """The command `poolmeter dashboard`: Streamlit on loopback over a collector's data folder."""
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -79,7 +80,9 @@ def serve(host: str, port: int) -> int:
     }
     words = [f"--{name}={value}" for name, value in options.items()]
     try:
-        streamlit.main(["run", str(APP), *words], prog_name="streamlit")
+        # Streamlit greets on stdout, which belongs to results.
+        with contextlib.redirect_stdout(sys.stderr):
+            streamlit.main(["run", str(APP), *words], prog_name="streamlit")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -75,27 +76,28 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def exporters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The simulated pool with its tenants at work, as `poolmeter up --simulate` has it; the exporters' URLs by node."""
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """The simulated pool with its tenants at work, as `poolmeter up --simulate` has it."""
     data = tmp_path_factory.mktemp("pool")
     pool = Pool(data, simulated_nodes(data, NODES))
     tenants = Tenants(pool, None, time.monotonic)
     pool.start()
     try:
         tenants.start()
-        yield {node: str(pool.daemons[f"exporter:{node}"].url) for node in NODES}
+        yield pool
     finally:
         tenants.stop()
         pool.stop()
 
 
 @pytest.fixture(scope="module")
-def prometheus(exporters: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Debian's Prometheus with the example's relabelling and the rules of alerts/, scraping the exporters each second."""
     folder = tmp_path_factory.mktemp("prometheus")
     example = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     job = next(job for job in example["scrape_configs"] if job["job_name"] == "poolmeter")
-    targets = [{"targets": [urllib.parse.urlsplit(url).netloc], "labels": {"node": node}} for node, url in exporters.items()]
+    urls = {node: str(pool.daemons[f"exporter:{node}"].url) for node in NODES}
+    targets = [{"targets": [urllib.parse.urlsplit(url).netloc], "labels": {"node": node}} for node, url in urls.items()]
     (folder / "nodes.yml").write_text(json.dumps(targets))
     # One more target, without the label, which nothing listens on: named by its host, down, and no trouble to the queries.
     (folder / "more.yml").write_text(json.dumps([{"targets": [f"localhost:{free_port()}"]}]))
@@ -206,3 +208,28 @@ def test_rules_run_and_know_the_node(prometheus: Prometheus) -> None:
     assert {sample["metric"]["node"] for sample in prometheus.query("poolmeter:node_known")} == set(NODES)
     idle = prometheus.query("poolmeter:slice_idle_seconds")
     assert idle and all(sample["metric"]["tenant"] for sample in idle)
+
+
+def test_an_exporter_that_hangs_leaves_the_last_known_state(prometheus: Prometheus, pool: Pool) -> None:
+    """What promtool shows on invented series, on real ones: nothing is known of the node, and its slices stand still."""
+
+    def idle() -> dict[str, float]:
+        samples = prometheus.query(f'poolmeter:slice_idle_seconds{{node="{NODES[0]}"}}')
+        return {sample["metric"]["tenant"]: float(sample["value"][1]) for sample in samples}
+
+    def known() -> set[str]:
+        return {sample["metric"]["node"] for sample in prometheus.query("poolmeter:node_known")}
+
+    assert known() == set(NODES) and {"busy", "idle"} <= idle().keys()
+    process = pool.daemons[f"exporter:{NODES[0]}"].process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    try:
+        until(lambda: known() == {NODES[1]}, "the node is not known any more")
+        first = idle()
+        evaluated = time.monotonic() + 3
+        until(lambda: time.monotonic() > evaluated, "three more evaluations")
+        assert idle() == first and {"busy", "idle"} <= first.keys()
+    finally:
+        process.send_signal(signal.SIGCONT)
+    until(lambda: known() == set(NODES) and idle()["idle"] > first["idle"], "the node is known again and time goes on")

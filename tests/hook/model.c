@@ -185,7 +185,7 @@ static int event_elapsed(float *ms, void *start, void *end) {
 }
 
 static uint32_t captures;
-static const struct pm_driver driver = {event_create, event_destroy, event_record, event_query, event_elapsed, &captures};
+static const struct pm_driver driver = {event_create, event_destroy, event_record, event_query, event_elapsed, NULL, NULL, &captures};
 
 static void launch(struct tenant *t, int stream, uint64_t kind, double us) {
     struct pm_launch launch;

@@ -277,6 +277,20 @@ def test_busy_time_holds_on_a_clock_that_does_not_wait(node: Callable[..., Node]
     assert here.counters(folder).busy_ns == pytest.approx(here.truth_ns(process.pid), rel=0.02)
 
 
+def test_a_kernel_that_does_not_end_is_metered_as_it_runs(node: Callable[..., Node]) -> None:
+    here = node("real")
+    folder = here.allocation("a")
+    process = here.tenant(folder, TenantPlan(1_500_000, 0, kernels=1))
+    seen = []
+    while process.poll() is None:
+        seen.append(here.counters(folder).busy_ns)
+        time.sleep(0.02)
+    process.communicate()
+    partial = {busy for busy in seen if 100_000_000 < busy < 1_400_000_000}
+    assert len(partial) >= 3 and seen == sorted(seen)
+    assert here.counters(folder).busy_ns == pytest.approx(1_500_000_000, rel=0.02)
+
+
 def test_a_killed_tenant_is_billed_and_its_memory_returns(node: Callable[..., Node]) -> None:
     here = node("real")
     folder = here.allocation("a", memory=GIB)

@@ -123,6 +123,8 @@
 #define PM_NEEDS(X)                                                                                                    \
     X(cuCtxGetCurrent)                                                                                                 \
     X(cuCtxGetDevice)                                                                                                  \
+    X(cuCtxPushCurrent_v2)                                                                                             \
+    X(cuCtxPopCurrent_v2)                                                                                              \
     X(cuDeviceGetUuid)                                                                                                 \
     X(cuDeviceGetUuid_v2)                                                                                              \
     X(cuDevicePrimaryCtxGetState)                                                                                      \

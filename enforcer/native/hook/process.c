@@ -13,6 +13,7 @@
 #include "board.h"
 #include "clock.h"
 #include "memory.h"
+#include "settler.h"
 #include "slots.h"
 
 #define SELF_FOLDER "/run/poolmeter/self"
@@ -265,18 +266,31 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
             spare = self->contexts[i];
     }
     if (!found) {
-        found = spare;
-        if (!found && self->context_count < PM_MAX_CONTEXTS && (found = calloc(1, sizeof *found)))
-            self->contexts[self->context_count++] = found;
+        bool fresh = !spare && self->context_count < PM_MAX_CONTEXTS;
+        found = fresh ? calloc(1, sizeof *found) : spare;
         if (found) {
-            pm_tracker_init(&found->tracker, driver, pm_process_counters(self, device));
             if (self->context_count < 4)
                 atexit(at_exit); /* the driver may have registered its own meanwhile; ours has to come first */
+            pm_tracker_init(&found->tracker, driver, pm_process_counters(self, device));
             found->tracker.board = self->boards[device];
             found->tracker.seat = self->seats[device];
+            found->tracker.settler = &self->settler;
             found->device = device;
-            found->handle = handle;
+            pm_store(&found->handle, handle); /* from here on other threads may use it */
+            if (fresh) {
+                pm_store(&self->contexts[self->context_count], found);
+                pm_store(&self->context_count, self->context_count + 1);
+            }
         }
+    }
+    if (found) {
+        pthread_mutex_lock(&found->tracker.lock);
+        found->tracker.closed = false;
+        pthread_mutex_unlock(&found->tracker.lock);
+    }
+    if (found && !self->settling) { /* not before: a program that uses no device keeps its number of threads */
+        self->settling = true;
+        pm_settler_start(self);
     }
     pthread_mutex_unlock(&self->lock);
     return found;
@@ -294,7 +308,7 @@ void pm_process_forget_context(struct pm_process *self, void *handle, bool destr
     if (found) {
         pm_tracker_finish(&found->tracker, true, destroy_events);
         if (memory)
-            found->handle = NULL;
+            pm_store(&found->handle, NULL);
     }
     struct pm_holding gone;
     while (memory && pm_pointers_take_any(self->pointers, PM_HOLD_ADDRESS, (uint64_t)(uintptr_t)handle, &gone))
@@ -302,7 +316,7 @@ void pm_process_forget_context(struct pm_process *self, void *handle, bool destr
 }
 
 void pm_process_poll(struct pm_process *self) {
-    for (uint32_t i = 0; i < pm_peek(&self->context_count); i++)
-        if (self->contexts[i] && self->contexts[i]->handle)
+    for (uint32_t i = 0; i < pm_load(&self->context_count); i++)
+        if (pm_load(&self->contexts[i]->handle))
             pm_tracker_poll(&self->contexts[i]->tracker);
 }

@@ -44,6 +44,8 @@ struct pm_process {
     uint32_t device_of_ordinal[PM_MAX_ORDINALS]; /* meter index + 1; 0: not asked yet; PM_NO_DEVICE: not granted */
     struct pm_context *contexts[PM_MAX_CONTEXTS];
     uint32_t context_count;
+    uint32_t settler; /* futex word of the settling thread */
+    bool settling;
     struct pm_estimates *estimates;
     struct pm_pointers *pointers;
     char folder[256];

@@ -24,7 +24,19 @@ static int event_elapsed(float *ms, void *start, void *end) {
     return ((int (*)(float *, void *, void *))pm_need[PM_NEED_cuEventElapsedTime])(ms, start, end);
 }
 
-const struct pm_driver pm_cuda_driver = {event_create, event_destroy, event_record, event_query, event_elapsed, &pm_captures};
+static int context_enter(void *context) {
+    if (!pm_need[PM_NEED_cuCtxPushCurrent_v2] || !pm_need[PM_NEED_cuCtxPopCurrent_v2])
+        return (int)CUDA_ERROR_NOT_FOUND;
+    return (int)PM_NEED(cuCtxPushCurrent_v2)(context);
+}
+
+static void context_leave(void) {
+    CUcontext left;
+    PM_NEED(cuCtxPopCurrent_v2)(&left);
+}
+
+const struct pm_driver pm_cuda_driver = {event_create,  event_destroy, event_record, event_query,
+                                         event_elapsed, context_enter, context_leave, &pm_captures};
 
 static bool events_there(void) {
     return pm_need[PM_NEED_cuEventCreate] && pm_need[PM_NEED_cuEventDestroy_v2] && pm_need[PM_NEED_cuEventRecord] &&

@@ -110,7 +110,7 @@ PM_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list
             continue;
         for (uint32_t k = 0; k < pm_load(&self->context_count); k++) {
             struct pm_context *context = self->contexts[k];
-            if (!context || context->handle != handle)
+            if (pm_load(&context->handle) != handle)
                 continue;
             struct pm_launch launch = {.tracker = &context->tracker, .estimate_ns = PM_UNKNOWN_NS};
             pm_add(&context->tracker.counters->launches, 1);
@@ -180,8 +180,8 @@ static void capture_begins(void) {
     __atomic_fetch_add(&pm_captures, 1, __ATOMIC_SEQ_CST);
     struct pm_process *self = pm_self();
     for (uint32_t i = 0; self && i < pm_load(&self->context_count); i++) {
-        struct pm_context *context = self->contexts[i];
-        if (context) {
+        struct pm_context *context = pm_load(&self->contexts[i]);
+        if (pm_load(&context->handle)) {
             pthread_mutex_lock(&context->tracker.lock);
             pthread_mutex_unlock(&context->tracker.lock);
         }

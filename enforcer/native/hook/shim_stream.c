@@ -56,7 +56,7 @@ static void stream_goes(CUstream stream) {
         return;
     uint64_t key = pm_lane_key(stream); /* its context need not be the current one */
     for (uint32_t i = 0; i < pm_load(&self->context_count); i++)
-        if (self->contexts[i] && self->contexts[i]->handle)
+        if (pm_load(&self->contexts[i]->handle))
             pm_tracker_drop_lane(&self->contexts[i]->tracker, key);
 }
 

@@ -4,6 +4,7 @@
 
 #include "board.h"
 #include "clock.h"
+#include "settler.h"
 
 #define SEGMENT_LAUNCHES 256u
 #define SEGMENT_NS 10000000u
@@ -16,6 +17,7 @@
 #define TAIL_NS 200000u
 #define REFERENCE_NS 1000000000
 #define FAULT_LIMIT 16u
+#define OVERDUE_NS 100000000u  /* beyond its estimate a running launch is charged as it goes */
 
 void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver, struct pm_counters *counters) {
     memset(tracker, 0, sizeof *tracker);
@@ -321,6 +323,34 @@ static void publish_active(struct pm_tracker *tracker, uint64_t span) {
     pm_board_active(tracker->board, tracker->seat, span);
 }
 
+/* Charges what was not charged while it ran. */
+static void charge_rest(struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t cost) {
+    if (cost >= segment->progress_ns)
+        charge(tracker, cost - segment->progress_ns);
+    else
+        tracker->credit_ns += segment->progress_ns - cost;
+}
+
+/* A launch that does not end is charged the time it has had so far, so that it is metered at all. */
+static void charge_progress(struct pm_tracker *tracker, struct pm_segment *segment) {
+    uint64_t now = pm_now_ns();
+    if (segment->running_ns == 0) {
+        if (mark_passed(tracker, segment->start) == 1)
+            segment->running_ns = now;
+        return;
+    }
+    uint64_t running = now - segment->running_ns;
+    if (running < 2 * segment->estimate_ns + OVERDUE_NS)
+        return;
+    uint32_t neighbours = pm_board_neighbours(tracker->board, tracker->seat, segment->running_ns);
+    double others = neighbours ? tracker->turn_ns * presence(tracker, neighbours) : 0;
+    uint64_t mine = (uint64_t)((double)running * tracker->slice_ns / (tracker->slice_ns + others));
+    if (mine > segment->progress_ns) {
+        charge(tracker, mine - segment->progress_ns);
+        segment->progress_ns = mine;
+    }
+}
+
 static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
     uint64_t cost = segment->estimate_ns;
     int64_t span;
@@ -329,7 +359,7 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
         return;
     if (!elapsed(tracker, segment->start, segment->end, &span) || span < 0) {
         fault(tracker);
-        charge(tracker, cost);
+        charge_rest(tracker, segment, cost);
         return;
     }
     publish_active(tracker, (uint64_t)span);
@@ -364,7 +394,7 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
                 learn_slice(tracker, (double)segment->estimate_ns / (double)upper);
         }
     }
-    charge(tracker, within_union(tracker, segment, cost));
+    charge_rest(tracker, segment, within_union(tracker, segment, cost));
 }
 
 static void poll_locked(struct pm_tracker *tracker) {
@@ -376,6 +406,8 @@ static void poll_locked(struct pm_tracker *tracker) {
         uint64_t bit = 1ull << segment->lane;
         int passed = waiting & bit ? 0 : mark_passed(tracker, segment->end);
         if (passed == 0) {
+            if (!(waiting & bit))
+                charge_progress(tracker, segment);
             waiting |= bit;
             if (kept != i)
                 tracker->segments[kept] = *segment;
@@ -388,7 +420,7 @@ static void poll_locked(struct pm_tracker *tracker) {
         } else {
             fault(tracker);
             settle_pending(tracker, segment->estimate_ns);
-            charge(tracker, segment->estimate_ns);
+            charge_rest(tracker, segment, segment->estimate_ns);
         }
         drop_mark(tracker, segment->start);
         drop_mark(tracker, segment->end);
@@ -478,6 +510,8 @@ static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16
         .begun_ns = lane->begun_ns,
         .entry = launches == 1 ? lane->only : NULL,
     };
+    if (tracker->settler && pm_peek(tracker->settler))
+        pm_settler_wake(tracker->settler);
     tracker->marks[mark].uses++; /* once for this segment, once as the next one's start */
     open_segment(tracker, lane, mark, before, now);
 }
@@ -496,7 +530,7 @@ static void abandon_segment(struct pm_tracker *tracker, struct pm_lane *lane) {
 static void charge_estimates(struct pm_tracker *tracker) {
     for (uint32_t i = 0; i < tracker->segment_count; i++) {
         settle_pending(tracker, tracker->segments[i].estimate_ns);
-        charge(tracker, tracker->segments[i].estimate_ns);
+        charge_rest(tracker, &tracker->segments[i], tracker->segments[i].estimate_ns);
     }
     tracker->segment_count = 0;
     for (uint32_t i = 0; i < PM_LANES; i++)
@@ -597,6 +631,34 @@ void pm_launch_end(struct pm_launch *launch, bool launched) {
         slow_end(launch);
 }
 
+bool pm_tracker_look_in(struct pm_tracker *tracker, void *context) {
+    bool pending = false;
+    pthread_mutex_lock(&tracker->lock);
+    if (tracker->closed) {
+        pthread_mutex_unlock(&tracker->lock);
+        return false;
+    }
+    if (tracker->segment_count && usable(tracker) &&
+        (!tracker->driver->context_enter || tracker->driver->context_enter(context) == 0)) {
+        poll_locked(tracker);
+        if (tracker->driver->context_leave)
+            tracker->driver->context_leave();
+    }
+    pending = tracker->segment_count > 0;
+    for (uint32_t i = 0; i < PM_LANES; i++) {
+        struct pm_lane *lane = &tracker->lanes[i];
+        uint32_t launches = lane->key && lane->open != PM_NO_MARK ? pm_peek(&lane->launches) : 0;
+        if (launches && launches == lane->seen_launches) { /* nobody came to end the segment, and no stream may be touched from here */
+            abandon_segment(tracker, lane);
+            launches = 0;
+        }
+        lane->seen_launches = launches;
+        pending |= launches > 0;
+    }
+    pthread_mutex_unlock(&tracker->lock);
+    return pending;
+}
+
 void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key) {
     struct pm_lane *lane = find_lane(tracker, lane_key);
     if (lane)
@@ -623,6 +685,7 @@ void pm_tracker_drop_lane(struct pm_tracker *tracker, uint64_t lane_key) {
 
 void pm_tracker_finish(struct pm_tracker *tracker, bool poll, bool destroy) {
     pthread_mutex_lock(&tracker->lock);
+    tracker->closed = true;
     if (poll && usable(tracker))
         poll_locked(tracker);
     charge_estimates(tracker);

@@ -22,6 +22,8 @@ struct pm_driver {
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event);
     int (*event_elapsed)(float *ms, void *start, void *end);
+    int (*context_enter)(void *context); /* for a thread of our own; NULL: needs none */
+    void (*context_leave)(void);
     const uint32_t *captures; /* stream captures under way in this process */
 };
 #define PM_NOT_READY 600
@@ -50,6 +52,8 @@ struct pm_segment {
     uint64_t host_blur_ns; /* how far off that can be, if the thread was interrupted */
     uint64_t host_ns;     /* between recording the two marks */
     uint64_t begun_ns;
+    uint64_t running_ns;  /* when its start mark was first seen passed */
+    uint64_t progress_ns; /* charged while it was still running */
     struct pm_estimate *entry; /* of the only launch */
 };
 
@@ -60,6 +64,7 @@ struct pm_lane {
     uint32_t launches;
     uint64_t estimate_ns;
     uint64_t begun_ns;
+    uint32_t seen_launches; /* by the last look-in */
     uint64_t marking_ns; /* before and after the start mark was recorded */
     uint64_t marked_ns;
     uint32_t neighbours;
@@ -80,6 +85,8 @@ struct pm_tracker {
     struct pm_board *board;
     uint32_t seat;
     bool broken; /* events do not work here: estimates only */
+    bool closed; /* the context is about to go, or has gone */
+    uint32_t *settler; /* futex word: 1 while the settling thread sleeps because nothing is pending */
     uint32_t faults;
     uint64_t credit_ns; /* charged too much earlier; taken from the next charges */
     uint64_t polled_ns;
@@ -126,6 +133,11 @@ void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key);
 void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_key);
 /* Charges what has passed. */
 void pm_tracker_poll(struct pm_tracker *tracker);
+/*
+ * For a thread that looks in now and then: charges what has passed, what is still running by its progress, and what was left open for
+ * long at its estimates. False: nothing is pending.
+ */
+bool pm_tracker_look_in(struct pm_tracker *tracker, void *context);
 /* The program waits (until further notice at most a second), or no longer does. */
 void pm_tracker_waiting(struct pm_tracker *tracker, bool waiting);
 /* Forgets the stream: it is about to be destroyed. */
