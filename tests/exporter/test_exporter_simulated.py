@@ -50,7 +50,7 @@ class Watched:
     def __init__(self, root: Path, machine: Machine, timeout_s: float = 10.0) -> None:
         self.machine = machine
         self.run, self.data = NodeRun(root / "run"), NodeData(root / "data")
-        for folder in (self.run.allocations, self.run.retired):
+        for folder in (self.run.allocations, self.run.retired, self.run.devices):
             folder.mkdir(parents=True)
         self.spool = Spool(self.data.spool, "node-a", ("collector",))
         self.sampler = SamplerProcess("nvidia", timeout_s, machine.environment(), restart_after_s=0.2)
@@ -298,3 +298,25 @@ def test_the_daemon_on_a_simulated_machine(tmp_path: Path, machine: Machine) -> 
     body = json.dumps({"consumer": "collector", "epoch": epoch, "seq": int(last)}).encode()
     urllib.request.urlopen(urllib.request.Request(f"{url}/v1/ack", body), timeout=10).close()
     assert child.wait(timeout=20) == 0
+
+
+def test_slices_and_switch_overhead_make_up_the_cards_busy_time(watched: Watched) -> None:
+    _, first = watched.allocate("a", 500_000, 4 * GIB)
+    _, second = watched.allocate("b", 500_000, 4 * GIB)
+    options = ("--kernel-us", "1000", "--seconds", "3", "--sync-every", "8")
+    children = [watched.tenant(first, *options), watched.tenant(second, *options)]
+    for child in children:
+        child.communicate(timeout=60)
+    watched.settle()
+    watched.end()
+    records = watched.spool.read(None, 0).records
+    mine = [record for record in records if isinstance(record, DeviceRecord) and record.device_uuid == watched.machine.uuid(0)]
+    busy, hooked, overhead, strangers = (
+        sum(getattr(record, name) or 0 for record in mine) for name in ("busy_us", "hooked_us", "switch_overhead_us", "unaccounted_us")
+    )
+    used = sum(record.used_us or 0 for record in records if isinstance(record, SliceRecord))
+    kept = watched.machine.device_truth(0)
+    assert used == hooked and strangers == 0
+    assert hooked + overhead == pytest.approx(busy, rel=0.01)
+    assert hooked == pytest.approx(kept.busy_ns / 1000, rel=0.01) and overhead == pytest.approx(kept.switched_ns / 1000, rel=0.1)
+    assert busy == pytest.approx((kept.busy_ns + kept.switched_ns) / 1000, rel=0.02)
