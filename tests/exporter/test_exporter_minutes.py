@@ -3,13 +3,16 @@
 import dataclasses
 import itertools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from exporter_fakes import CARD, OTHER, SECOND, T0, Meter, Node, process
+from hypothesis import given
+from hypothesis import strategies as st
 
-from poolmeter.model.allocation import AllocationState
+from poolmeter.model.allocation import AllocationState, Mode
 from poolmeter.model.units import GIB, MINUTE_US
 from poolmeter.model.usage import DeviceRecord, EventRecord, ProcessRecord, SliceRecord, UsageRecord
 
@@ -341,3 +344,61 @@ def test_turns_without_end_hold_no_more_than_what_is_there(node: Node, rounds: C
     assert len(ledger.slices) <= 16 and len(ledger.known) <= 16 and len(ledger.processes) <= 32 and len(ledger.settled) <= 16
     assert max(sizes[len(sizes) // 2 :]) <= 1.1 * max(sizes[: len(sizes) // 2]) and node.spool.held() == 0
     assert len(node.agent._attribution._owners) <= 64
+
+
+def test_a_whole_card_without_a_hook(node: Node) -> None:
+    allocation = node.create("w", ppm=1_000_000, meter=False, mode=Mode.WHOLE)
+    for second in range(1, 61):
+        node.sampler.change(CARD, busy_us_total=second * 700_000)
+        node.tick()
+    (part,) = of(node.records(), SliceRecord)
+    assert (part.used_us, part.used_basis, part.launches, part.memory_used_kib_us) == (42 * SECOND, "sampled", None, None)
+    node.create("other", ppm=0, meter=False, mode=Mode.WHOLE)
+    node.tick(turns=60)
+    # The card's own time is never copied to two.
+    assert [(p.used_us, p.used_basis) for p in of(node.records(), SliceRecord)[1:]] == [(None, "allocated")] * 2
+    assert allocation.mode is Mode.WHOLE
+
+
+def test_a_hook_share_without_a_meter_is_unknown(node: Node) -> None:
+    node.create("a", meter=False)
+    node.sampler.change(CARD, busy_us_total=30 * SECOND)
+    node.tick(turns=60)
+    (part,) = of(node.records(), SliceRecord)
+    assert part.used_us is None and part.used_basis == "allocated" and part.state == "unknown" and part.completeness_ppm == 0
+    page = node.agent.page()
+    assert page is not None and page.snapshot.slices[0].busy_us_total is None and page.snapshot.slices[0].state == "unknown"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 333_333), st.integers(0, 60 * SECOND)), max_size=3),
+    st.integers(0, 60 * SECOND),
+    st.integers(0, 40_000 * SECOND),
+)
+def test_energy_of_slices_and_the_rest_make_the_boards(shares: list[tuple[int, int]], busy_us: int, energy_uj: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(Path(folder))
+        for index, (ppm, used) in enumerate(shares):
+            node.create(f"a{index}", ppm=ppm)
+            node.meters[f"a{index}"].attach()
+            node.meters[f"a{index}"].count(CARD, busy_ns=used * 1000)
+        node.sampler.change(CARD, busy_us_total=busy_us, energy_uj_total=energy_uj)
+        node.tick(MINUTE_US)
+        (device,) = of(node.records(), DeviceRecord)
+        parts = of(node.records(), SliceRecord)
+        assert device.energy_uj == energy_uj and all(part.energy_uj >= 0 for part in parts)
+        assert sum(part.energy_uj for part in parts) <= energy_uj
+        if device.unallocated_us == 0 and device.busy_us == device.hooked_us and parts:
+            assert sum(part.energy_uj for part in parts) == energy_uj
+        node.close()
+
+
+def test_a_card_allocated_and_used_in_full_gives_all_its_energy_away(node: Node) -> None:
+    for name, ppm in (("a", 300_000), ("b", 700_000)):
+        node.create(name, ppm=ppm)
+        node.meters[name].attach()
+        node.meters[name].count(CARD, busy_ns=ppm * 30_000)
+    node.sampler.change(CARD, busy_us_total=30 * SECOND, energy_uj_total=12_345_678_901)
+    node.tick(MINUTE_US)
+    (device,), parts = of(node.records(), DeviceRecord), of(node.records(), SliceRecord)
+    assert sum(part.energy_uj for part in parts) == device.energy_uj == 12_345_678_901
