@@ -53,6 +53,7 @@ class Integrator:
         # Without history, what counters already say was used before anybody watched.
         self._fresh = fresh
         self._gone: set[str] = set()
+        self._new: set[str] = set()
         self._listed = False
         self.unhooked: dict[str, list[ProcessReading]] = {}
 
@@ -106,13 +107,16 @@ class Integrator:
         self._gone.clear()
 
     def _meet(self, seen: Observation) -> None:
+        self._new = set()
         if seen.devices is None:
             return
+        self._gone -= seen.devices.keys()
         for uuid, reading in seen.devices.items():
             device = self.ledger.devices.get(uuid)
             if device is None:
                 device = DeviceLedger(uuid, reading.index, reading.model, reading.vendor, reading.memory_total_bytes)
                 self.ledger.devices[uuid] = device
+                self._new.add(uuid)
             device.index, device.model, device.memory_total_bytes = reading.index, reading.model, reading.memory_total_bytes
             device.up = reading.up
         missing = self.ledger.devices.keys() - seen.devices.keys()
@@ -154,7 +158,8 @@ class Integrator:
         ledger = self.ledger
         for segment in ledger.timeline.advance(start, end):
             length = segment.end_us - segment.start_us
-            claims: dict[str, list[Claim]] = {uuid: [] for uuid in ledger.devices}
+            # A card first seen after a gap was not there in it, for all that is known.
+            claims: dict[str, list[Claim]] = {uuid: [] for uuid in ledger.devices if live or uuid not in self._new}
             for allocation in segment.allocations:
                 ledger.known[allocation.id] = allocation
                 for promise in allocation.slices:
@@ -169,10 +174,11 @@ class Integrator:
                         ledger.devices[promise.device_uuid].m_memory_allocated_bus += promise.memory_bytes * length
                     if not live or (f"{promise.device_uuid}|{allocation.id}" not in metered and not suspended):
                         part.m_unmeasured_us += length
-            for uuid, device in ledger.devices.items():
+            for uuid, standing in claims.items():
+                device = ledger.devices[uuid]
                 if device.m_start_us is None:
                     device.m_start_us = segment.start_us
-                gather(device.parts, length, claims[uuid], down=not device.up)
+                gather(device.parts, length, standing, down=not device.up)
 
     # ---- hook counters -----------------------------------------------------------------------------------------------------------
 

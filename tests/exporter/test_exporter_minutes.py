@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from exporter_fakes import CARD, OTHER, SECOND, T0, Meter, Node, process
+from exporter_fakes import CARD, OTHER, SECOND, T0, Meter, Node, device, process
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -302,8 +302,24 @@ def test_a_card_taken_out_between_two_runs(tmp_path: Path) -> None:
     assert [device.device_uuid for device in of(node.records(), DeviceRecord)] == [CARD, OTHER, CARD, OTHER, CARD]
     del node.sampler.devices[CARD]  # this one vanishes while it is watched
     node.tick(turns=59)
+    assert len(of(node.records(), DeviceRecord)) == 6
     last = of(node.records(), DeviceRecord)[-1]
     assert last.device_uuid == CARD and last.down_us == 59 * SECOND
+    node.close()
+
+
+def test_a_card_put_in_between_two_runs(tmp_path: Path) -> None:
+    node = Node(tmp_path, CARD)
+    node.tick(turns=30)
+    node.kill()
+    node.clock.advance(10 * MINUTE_US)
+    node.sampler.devices[OTHER] = device(OTHER, 1)
+    node.start()
+    node.tick(turns=90)
+    seen = [record.device_uuid for record in of(node.records(), DeviceRecord)]
+    assert seen.count(CARD) == 12 and seen.count(OTHER) == 2
+    first = next(record for record in of(node.records(), DeviceRecord) if record.device_uuid == OTHER)
+    assert first.start_us == T0 + 10 * MINUTE_US + 30 * SECOND and first.span_us == 30 * SECOND
     node.close()
 
 
