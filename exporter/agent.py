@@ -307,12 +307,7 @@ class Agent:
     def _housekeeping(self, allocations: dict[str, AllocationReading]) -> None:
         for reading in allocations.values():
             reclaim_dead(reading)
-        if self.ledger.settled:
-            through = self.spool.acknowledged()
-            for allocation_id, sequence in list(self.ledger.settled.items()):
-                reading_of = allocations.get(allocation_id)
-                if sequence <= through and reading_of is not None and reading_of.retired and delete_retired(reading_of):
-                    del self.ledger.settled[allocation_id]
+        self.tidy()
         now = self._clock.monotonic_us()
         if now >= self._expire_at:
             self._expire_at = now + EXPIRE_US
@@ -321,6 +316,16 @@ class Agent:
                 count, first, last = dropped
                 reason = f"{count} records older than {self.settings.retention_days} days were dropped unacknowledged"
                 self._event("gap", reason, self.ledger.cursor_us, records=count, first_sequence=first, last_sequence=last)
+
+    def tidy(self) -> None:
+        """Delete retired allocations whose last record every consumer has."""
+        if not self.ledger.settled:
+            return
+        through = self.spool.acknowledged()
+        for allocation_id, sequence in list(self.ledger.settled.items()):
+            reading = self._seen.get(allocation_id)
+            if sequence <= through and reading is not None and reading.retired and delete_retired(reading):
+                del self.ledger.settled[allocation_id]
 
     def _publish(self, seen: Observation) -> Snapshot:
         snapshot = take_snapshot(
