@@ -76,6 +76,7 @@ class Agent:
         self._checkpoint_at = self._expire_at = clock.monotonic_us()
         self._queue: list[UsageRecord] = []  # closed, not yet committed
         self._seen: dict[str, AllocationReading] = {}
+        self._undeletable: set[str] = set()
         saved = spool.load_state()
         self.ledger = ledger_from(saved) if saved else Ledger(clock.wall_us(), clock.monotonic_us(), self._boot)
         self._integrator = Integrator(self.ledger, self._attribution, self._live_us, fresh=saved is None)
@@ -324,8 +325,12 @@ class Agent:
         through = self.spool.acknowledged()
         for allocation_id, sequence in list(self.ledger.settled.items()):
             reading = self._seen.get(allocation_id)
-            if sequence <= through and reading is not None and reading.retired and delete_retired(reading):
+            if sequence > through or reading is None or not reading.retired or allocation_id in self._undeletable:
+                continue
+            if delete_retired(reading):
                 del self.ledger.settled[allocation_id]
+            else:
+                self._undeletable.add(allocation_id)  # said once; somebody else has to
 
     def _publish(self, seen: Observation) -> Snapshot:
         snapshot = take_snapshot(
