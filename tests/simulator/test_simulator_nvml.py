@@ -88,11 +88,10 @@ def test_every_call_answers_with_its_own_type(make_machine: MakeMachine) -> None
     found.pop("nvmlDeviceGetSamples")  # there is one after the first sixth of a second, and none before
     refused = {name: kind for name, kind in found.items() if kind.startswith("NVMLError")}
     assert refused == {
-        "nvmlDeviceGetAccountingPids": "NVMLError_NotSupported",
-        "nvmlDeviceGetAccountingStats": "NVMLError_NotSupported",
+        "nvmlDeviceGetAccountingStats": "NVMLError_NotFound",
         "nvmlDeviceGetAccountingStats_v2": "NVMLError_FunctionNotFound",
-        "nvmlDeviceGetGpuInstanceId": "NVMLError_NotSupported",
-        "nvmlDeviceGetComputeInstanceId": "NVMLError_NotSupported",
+        "nvmlDeviceGetGpuInstanceId": "NVMLError_InvalidArgument",
+        "nvmlDeviceGetComputeInstanceId": "NVMLError_InvalidArgument",
         "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "NVMLError_InvalidArgument",
         "nvmlDeviceGetAttributes": "NVMLError_NotSupported",
         "nvmlDeviceGetMigDeviceHandleByIndex": "NVMLError_NotFound",
@@ -255,16 +254,18 @@ def test_gpm_metrics_between_two_samples(make_machine: MakeMachine) -> None:
         machine,
         "while n.nvmlDeviceGetUtilizationRates(h).gpu < 90: time.sleep(0.02)\n"
         "a, b = n.nvmlGpmSampleAlloc(), n.nvmlGpmSampleAlloc()\nn.nvmlGpmSampleGet(h, a); time.sleep(0.2); n.nvmlGpmSampleGet(h, b)\n"
-        "m = n.c_nvmlGpmMetricsGet_t(); m.version = 1; m.numMetrics = 3; m.sample1 = a; m.sample2 = b\n"
-        "for i, k in enumerate((1, 2, 5)): m.metrics[i].metricId = k\n"
+        "m = n.c_nvmlGpmMetricsGet_t(); m.version = 1; m.numMetrics = 5; m.sample1 = a; m.sample2 = b\n"
+        "for i, k in enumerate((1, 2, 3, 5, 11)): m.metrics[i].metricId = k\n"
         "n.nvmlGpmMetricsGet(m)\nn.nvmlGpmSampleFree(a); n.nvmlGpmSampleFree(b)\n"
-        "print(json.dumps([[m.metrics[i].nvmlReturn, m.metrics[i].value] for i in range(3)]))",
+        "print(json.dumps([[m.metrics[i].nvmlReturn, m.metrics[i].value] for i in range(5)]))",
     )
     tenant.terminate()
     tenant.communicate(timeout=20)
     assert answer[0] == [0, pytest.approx(100, abs=10)]
     assert answer[1] == [0, pytest.approx(50, abs=5)]
-    assert answer[2][0] == 3
+    assert answer[2] == [0, pytest.approx(100 * 32 * 128 / (64 * 2048), abs=0.5)]
+    assert answer[3] == [0, 0.0]
+    assert answer[4][0] == 3  # what a kernel's instructions are, the simulator does not know
 
 
 def test_unknown_machines_are_a_driver_that_is_not_loaded(make_machine: MakeMachine, tmp_path: Path) -> None:

@@ -682,7 +682,7 @@ static bool plan_graph(struct plan *plan, struct CUgraph_st *g, int device) {
         uint32_t level = g->nodes[i]->level;
         uint64_t longest = 0;
         unsigned __int128 area = 0;
-        uint64_t width = 0;
+        uint64_t width = 0, warps = 0;
         uint32_t kernels = 0;
         size_t end = i;
         for (; end < g->count && g->nodes[end]->level == level; end++) {
@@ -693,11 +693,13 @@ static bool plan_graph(struct plan *plan, struct CUgraph_st *g, int device) {
             longest = op.work_ns > longest ? op.work_ns : longest;
             area += (unsigned __int128)op.work_ns * op.width_ppm;
             width += op.width_ppm;
+            warps += op.event;
             kernels++;
         }
         if (kernels > 0) {
             uint64_t shared = (uint64_t)(area / 1000000u);
             uint64_t work = shared > longest ? shared : longest;
+            uint32_t filled = warps > 1000000 ? 1000000 : (uint32_t)warps;
             uint32_t part = width > 1000000 ? 1000000 : (uint32_t)width;
             struct sim_op *last = plan->count > 0 ? &plan->ops[plan->count - 1] : NULL;
             if (last != NULL && last->kind == SIM_OP_KERNEL) {
@@ -706,11 +708,16 @@ static bool plan_graph(struct plan *plan, struct CUgraph_st *g, int device) {
                     last->width_ppm = (uint32_t)(((unsigned __int128)last->work_ns * last->width_ppm +
                                                   (unsigned __int128)work * part) /
                                                  sum);
+                if (sum > 0)
+                    last->event =
+                        (uint32_t)(((unsigned __int128)last->work_ns * last->event + (unsigned __int128)work * filled) /
+                                   sum);
                 last->work_ns = sum;
                 last->kernels += kernels;
             } else if (plan_add(plan, (struct sim_op){.kind = SIM_OP_KERNEL,
                                                       .work_ns = work,
                                                       .width_ppm = part ? part : 1,
+                                                      .event = filled,
                                                       .kernels = kernels}) == NULL) {
                 return false;
             }
@@ -892,7 +899,7 @@ static CUresult launch_node(struct CUstream_st *s, const struct CUgraphNode_st *
         if (!n->work.event->recorded)
             return CUDA_SUCCESS;
         return submit(
-            s, (struct sim_op){.kind = SIM_OP_WAIT, .reserved = n->work.event->slot, .arg = n->work.event->generation},
+            s, (struct sim_op){.kind = SIM_OP_WAIT, .event = n->work.event->slot, .arg = n->work.event->generation},
             NULL, false);
     default:
         return CUDA_SUCCESS;
@@ -1180,7 +1187,7 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *sta
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
-    REQUIRE(!(s->legacy && capture_implicit(s)), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    REQUIRE(!(s->legacy && capture_implicit(s, false)), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     *status = s->capture;
     return CUDA_SUCCESS;
 }
@@ -1191,7 +1198,7 @@ static CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuu
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
-    REQUIRE(!(s->legacy && capture_implicit(s)), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    REQUIRE(!(s->legacy && capture_implicit(s, false)), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     *status = s->capture;
     if (s->capture != CU_STREAM_CAPTURE_STATUS_ACTIVE)
         return CUDA_SUCCESS;
@@ -1267,9 +1274,12 @@ CUresult capture_record(struct CUstream_st *s, struct CUevent_st *e) {
 
 CUresult capture_wait(struct CUstream_st *s, struct CUevent_st *e) {
     if (e->capture_id == 0) {
-        REQUIRE(!e->recorded, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-        return CUDA_SUCCESS;
+        if (!e->recorded)
+            return CUDA_SUCCESS;
+        capture_invalidate(s->capture_id);
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
+    REQUIRE(capture_running(e->capture_id), CUDA_ERROR_INVALID_VALUE);
     CUresult rc = capture_trouble(s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
     if (!capture_active(s)) {
@@ -1300,13 +1310,63 @@ CUresult capture_wait(struct CUstream_st *s, struct CUevent_st *e) {
     return CUDA_SUCCESS;
 }
 
-bool capture_implicit(const struct CUstream_st *legacy) {
+void capture_invalidate(uint64_t id) {
+    cuda_lock();
+    for (struct CUctx_st *c = cuda.contexts; c != NULL; c = c->next)
+        for (struct CUstream_st *o = c->streams; o != NULL; o = o->next)
+            if (o->capture_id == id && capture_active(o))
+                o->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    cuda_unlock();
+}
+
+bool capture_running(uint64_t id) {
+    bool running = false;
+    cuda_lock();
+    for (struct CUctx_st *c = cuda.contexts; c != NULL; c = c->next)
+        for (struct CUstream_st *o = c->streams; o != NULL; o = o->next)
+            running |= o->capture_id == id && o->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    cuda_unlock();
+    return running;
+}
+
+/* Waiting for a whole context is refused while anything in it is captured, in whatever mode. */
+CUresult capture_forbids_context(struct CUctx_st *ctx) {
+    if (__builtin_expect(cuda.capturing == 0, 1))
+        return CUDA_SUCCESS;
+    bool found = false;
+    cuda_lock();
+    for (struct CUstream_st *o = ctx->streams; o != NULL; o = o->next)
+        if (capture_active(o)) {
+            o->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+            found = true;
+        }
+    cuda_unlock();
+    return found ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
+void capture_abandon(struct CUstream_st *s) {
+    if (!capture_active(s))
+        return;
+    capture_invalidate(s->capture_id);
+    cuda_lock();
+    struct CUgraph_st *g = s->capture_origin ? s->capture_graph : NULL;
+    leave_capture(s);
+    cuda_unlock();
+    if (g != NULL)
+        graph_free(g);
+}
+
+bool capture_implicit(const struct CUstream_st *legacy, bool invalidate) {
     if (cuda.capturing == 0)
         return false;
     bool found = false;
     cuda_lock();
-    for (const struct CUstream_st *o = legacy->ctx->streams; o != NULL; o = o->next)
-        found |= capture_active(o) && !(o->flags & CU_STREAM_NON_BLOCKING);
+    for (struct CUstream_st *o = legacy->ctx->streams; o != NULL; o = o->next)
+        if (capture_active(o) && !(o->flags & CU_STREAM_NON_BLOCKING)) {
+            found = true;
+            if (invalidate)
+                o->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+        }
     cuda_unlock();
     return found;
 }

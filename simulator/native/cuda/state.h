@@ -331,8 +331,13 @@ CUresult capture_add(struct CUstream_st *stream, const struct graph_work *work);
 bool capture_active(const struct CUstream_st *stream);
 CUresult capture_record(struct CUstream_st *stream, struct CUevent_st *event);
 CUresult capture_wait(struct CUstream_st *stream, struct CUevent_st *event);
-bool capture_implicit(const struct CUstream_st *legacy); /* would make a capturing stream depend on the legacy one */
-CUresult capture_forbids(void); /* a call that may not be made while this thread captures in global mode */
+void capture_invalidate(uint64_t id);
+bool capture_running(uint64_t id); /* begun and neither ended nor invalid */
+CUresult capture_forbids_context(struct CUctx_st *ctx);
+void capture_abandon(struct CUstream_st *stream); /* the stream goes away */
+bool capture_implicit(const struct CUstream_st *legacy,
+                      bool invalidate); /* would make a capturing stream depend on the legacy one */
+CUresult capture_forbids(void);         /* a call that may not be made while this thread captures in global mode */
 
 CUresult host_submit(struct CUstream_st *stream, CUhostFn fn, void *data, bool callback, CUstreamCallback cb,
                      CUstream handle);

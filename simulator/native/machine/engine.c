@@ -110,6 +110,7 @@ static void integrate(struct sim_machine *m, uint32_t d, uint64_t t) {
         ADD(m, dev->period_busy_ns, dt);
         ADD(m, a->busy_ns, dt);
         ADD(m, a->period_ns, dt);
+        ADD(m, dev->warp_ns, c->occupancy_ppm >= 1000000 ? dt : dt * c->occupancy_ppm / 1000000u);
         uint64_t progress = dt;
         if (c->width_ppm > 1000000)
             progress = (uint64_t)((unsigned __int128)dt * 1000000u / c->width_ppm);
@@ -202,7 +203,7 @@ static bool settle_stream(struct sim_machine *m, uint32_t s, uint64_t t) {
                 c->runnable++;
                 return progress;
             }
-            struct sim_event *e = &m->event[op->reserved];
+            struct sim_event *e = &m->event[op->event];
             if (op->arg > e->reached) {
                 PUT(m, e->reached, op->arg);
                 PUT(m, e->time_ns, t);
@@ -214,7 +215,7 @@ static bool settle_stream(struct sim_machine *m, uint32_t s, uint64_t t) {
             break;
         }
         case SIM_OP_WAIT:
-            if (m->event[op->reserved].reached < op->arg) {
+            if (m->event[op->event].reached < op->arg) {
                 c->waiting++;
                 return progress;
             }
@@ -247,6 +248,7 @@ static bool settle_stream(struct sim_machine *m, uint32_t s, uint64_t t) {
                 c->runnable++;
                 c->kernels++;
                 c->width_ppm += op->width_ppm;
+                c->occupancy_ppm += op->event;
                 return progress;
             }
             pop(m, s);
@@ -263,12 +265,14 @@ static void settle_context(struct sim_machine *m, uint32_t ci, uint64_t t) {
     machine_note_(m, &c->runnable); /* one word with `waiting` */
     machine_note_(m, &c->width_ppm);
     machine_note_(m, &c->kernels);
+    machine_note_(m, &c->occupancy_ppm);
     do {
         progress = false;
         c->runnable = 0;
         c->waiting = 0;
         c->kernels = 0;
         c->width_ppm = 0;
+        c->occupancy_ppm = 0;
         for (uint32_t s = c->streams; s != SIM_NONE; s = m->stream[s].next)
             progress |= settle_stream(m, s, t);
     } while (progress);
@@ -575,11 +579,11 @@ static void unlink_stream(struct sim_machine *m, uint32_t s) {
     /* Records still queued will never be reached: what waits for them goes on, as after a driver's clean-up. */
     for (uint64_t i = st->head; i != st->tail; i++) {
         const struct sim_op *op = &m->queue[s][i % SIM_QUEUE_DEPTH];
-        if (op->kind == SIM_OP_RECORD && m->event[op->reserved].reached < op->arg) {
-            PUT(m, m->event[op->reserved].reached, op->arg);
-            PUT(m, m->event[op->reserved].time_ns, m->advanced_ns);
-            if (m->event[op->reserved].used == 2)
-                PUT(m, m->event[op->reserved].used, 0);
+        if (op->kind == SIM_OP_RECORD && m->event[op->event].reached < op->arg) {
+            PUT(m, m->event[op->event].reached, op->arg);
+            PUT(m, m->event[op->event].time_ns, m->advanced_ns);
+            if (m->event[op->event].used == 2)
+                PUT(m, m->event[op->event].used, 0);
         }
     }
     PUT(m, st->used, 0);

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d49534d504f50ull /* "POPMSIM1" */
-#define SIM_LAYOUT 4u
+#define SIM_LAYOUT 5u
 #define SIM_ENV "POOLMETER_SIM_MACHINE"
 
 enum {
@@ -72,7 +72,7 @@ struct sim_op {
     uint64_t order;     /* submission order within the context */
     uint64_t arg;       /* event and generation, host ticket, or bytes copied */
     uint32_t kernels;
-    uint32_t reserved;
+    uint32_t event; /* of a record or a wait; of a kernel: the part of the card's warps it fills, in ppm */
 };
 
 struct sim_stream {
@@ -157,8 +157,9 @@ struct sim_context {
     uint32_t waiting;  /* streams whose head waits for something */
     uint64_t overhead;
     uint64_t order;
-    uint64_t width_ppm; /* sum over running kernels */
-    uint64_t kernels;   /* running, or ready to */
+    uint64_t width_ppm;     /* sum over running kernels */
+    uint64_t kernels;       /* running, or ready to */
+    uint64_t occupancy_ppm; /* of the warps the card has room for, summed over running kernels */
 };
 
 enum sim_engine { SIM_ENGINE_IDLE = 0, SIM_ENGINE_RUN = 1, SIM_ENGINE_SWITCH = 2 };
@@ -236,7 +237,8 @@ struct sim_device {
     /* truth */
     uint64_t busy_ns;
     uint64_t switched_ns;
-    uint64_t sm_ns; /* busy time weighted by the part of the card in use */
+    uint64_t warp_ns; /* busy time weighted by the part of the card's warps in use */
+    uint64_t sm_ns;   /* busy time weighted by the part of the card in use */
     uint64_t switches;
     uint64_t energy_pj; /* below one mJ: carried */
     uint64_t energy_mj;

@@ -136,6 +136,11 @@ static unsigned mean_percent(const struct usage *u, uint64_t periods) {
     return mean > 100 ? 100 : mean == 0 ? 1 : (unsigned)mean; /* it has an entry because it was active */
 }
 
+/* A call without room is told the size of the driver's buffer, whether or not that holds anything new. */
+static unsigned room_for(unsigned n) {
+    return n > 72 ? n : 72;
+}
+
 struct process_utilization {
     unsigned pid;
     unsigned long long time_us;
@@ -154,11 +159,11 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, struct process
     card_lock(device->index);
     unsigned n = gather(d, last_us, found, SIM_MAX_PROCESSES, &periods);
     card_unlock();
-    REQUIRE(n > 0, NVML_ERROR_NOT_FOUND);
     if (out == NULL || *count < n) {
-        *count = n;
+        *count = room_for(n);
         return NVML_ERROR_INSUFFICIENT_SIZE;
     }
+    REQUIRE(n > 0, NVML_ERROR_NOT_FOUND);
     for (unsigned i = 0; i < n; i++)
         out[i] =
             (struct process_utilization){found[i].pid, found[i].newest_us, mean_percent(&found[i], periods), 0, 0, 0};
@@ -190,11 +195,11 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, struct p
     card_lock(device->index);
     unsigned n = gather(d, info->last_us, found, SIM_MAX_PROCESSES, &periods);
     card_unlock();
-    REQUIRE(n > 0, NVML_ERROR_NOT_FOUND);
     if (info->entries == NULL || info->count < n) {
-        info->count = n;
+        info->count = room_for(n);
         return NVML_ERROR_INSUFFICIENT_SIZE;
     }
+    REQUIRE(n > 0, NVML_ERROR_NOT_FOUND);
     for (unsigned i = 0; i < n; i++)
         info->entries[i] = (struct process_utilization_v1){
             .time_us = found[i].newest_us, .pid = found[i].pid, .sm = mean_percent(&found[i], periods)};
@@ -222,8 +227,9 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long l
                                   unsigned *count, struct sample *out) {
     ENTER_DEVICE(nvmlDeviceGetSamples, device);
     REQUIRE(value_type != NULL && count != NULL && type >= 0 && type < 10, NVML_ERROR_INVALID_ARGUMENT);
-    REQUIRE(type <= 2 || type == 5 || type == 6, NVML_ERROR_NOT_SUPPORTED);
-    *value_type = 1; /* unsigned int */
+    REQUIRE(type != 7, NVML_ERROR_INVALID_ARGUMENT);       /* the power of a module these cards are not on */
+    REQUIRE(type != 5 && type != 6, NVML_ERROR_NOT_FOUND); /* clocks are not sampled by these drivers */
+    *value_type = 1;                                       /* unsigned int */
     if (out == NULL) {
         *count = SIM_DEVICE_SAMPLES;
         return NVML_SUCCESS;
@@ -238,8 +244,7 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long l
         unsigned value = type == 0   ? s->power_mw
                          : type == 1 ? s->sm_percent
                          : type == 2 ? s->memory_percent
-                         : type == 5 ? (unsigned)d->sm_clock_mhz
-                                     : (unsigned)d->memory_clock_mhz;
+                                     : 0; /* video engines, which nothing here uses */
         out[n++] = (struct sample){s->end_us, {.wide = value}};
     }
     card_unlock();
@@ -276,20 +281,20 @@ nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t device, unsigned *si
     return NVML_SUCCESS;
 }
 
-static bool accounted_live(const struct sim_process *p, uint32_t index) {
-    return p->state == SIM_PROCESS_LIVE && p->account[index].first_context_ns != 0;
+/* With accounting off nobody is accounted, and asking is no error; seen on a 580 driver. */
+static bool accounted_live(const struct sim_device *d, const struct sim_process *p, uint32_t index) {
+    return d->accounting && p->state == SIM_PROCESS_LIVE && p->account[index].first_context_ns != 0;
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, unsigned *pids);
 nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, unsigned *pids) {
     ENTER_DEVICE(nvmlDeviceGetAccountingPids, device);
     REQUIRE(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    REQUIRE(d->accounting, NVML_ERROR_NOT_SUPPORTED);
     card_lock(device->index);
     process_reap(m, true);
     unsigned n = 0, room = pids != NULL ? *count : 0;
     for (uint32_t i = 0; i < m->process_high; i++)
-        if (accounted_live(&m->process[i], device->index)) {
+        if (accounted_live(d, &m->process[i], device->index)) {
             if (n < room)
                 pids[n] = m->process[i].pid;
             n++;
@@ -308,12 +313,11 @@ nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, u
 
 static nvmlReturn_t accounted(struct sim_machine *m, struct sim_device *d, uint32_t index, unsigned pid,
                               struct sim_accounted *out) {
-    REQUIRE(d->accounting, NVML_ERROR_NOT_SUPPORTED);
     nvmlReturn_t rc = NVML_ERROR_NOT_FOUND;
     card_lock(index);
     for (uint32_t i = 0; i < m->process_high; i++) {
         const struct sim_process *p = &m->process[i];
-        if (!accounted_live(p, index) || p->pid != pid)
+        if (!accounted_live(d, p, index) || p->pid != pid)
             continue;
         const struct sim_account *a = &p->account[index];
         uint64_t span = m->advanced_ns - a->first_context_ns;
@@ -430,9 +434,9 @@ static void read_field(const struct sim_machine *m, const struct sim_device *d, 
         put(f, TYPE_UNSIGNED, card_temperature(d) + 4);
         break;
     case 83:
-    case 191:
+    case 191: /* the newer field has 32 bits and wraps */
         if (d->energy_counter)
-            put(f, TYPE_WIDE, d->energy_mj);
+            put(f, f->field == 83 ? TYPE_WIDE : TYPE_UNSIGNED, d->energy_mj);
         break;
     case 94:
         put(f, TYPE_UNSIGNED, 0);
@@ -442,7 +446,7 @@ static void read_field(const struct sim_machine *m, const struct sim_device *d, 
     case 144:
     case 145:
         if (d->cc_major >= 8)
-            put(f, TYPE_UNSIGNED,
+            put(f, TYPE_WIDE,
                 f->field == 142   ? d->remapped_correctable
                 : f->field == 143 ? d->remapped_uncorrectable
                                   : 0);
@@ -465,10 +469,10 @@ static void read_field(const struct sim_machine *m, const struct sim_device *d, 
         put(f, TYPE_UNSIGNED, d->limit_mw);
         break;
     case 197:
-        put(f, TYPE_WIDE, d->copy_bytes[SIM_COPY_D2H]);
+        put(f, TYPE_UNSIGNED, d->copy_bytes[SIM_COPY_D2H]); /* wraps */
         break;
     case 198:
-        put(f, TYPE_WIDE, d->copy_bytes[SIM_COPY_H2D]);
+        put(f, TYPE_UNSIGNED, d->copy_bytes[SIM_COPY_H2D]);
         break;
     case 230: /* recovery action: none */
         put(f, TYPE_UNSIGNED, 0);

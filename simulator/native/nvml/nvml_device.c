@@ -74,8 +74,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out) {
     for (uint32_t i = 0; i < nvml_machine->devices; i++)
         if (strcasecmp(nvml_machine->device[i].uuid, uuid) == 0)
             return give_handle(i, out);
-    return strncmp(uuid, "GPU-", 4) == 0 || strncmp(uuid, "MIG-", 4) == 0 ? NVML_ERROR_NOT_FOUND
-                                                                          : NVML_ERROR_INVALID_ARGUMENT;
+    return NVML_ERROR_NOT_FOUND;
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *out);
@@ -331,7 +330,8 @@ nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, int which, u
 }
 
 static nvmlReturn_t clock_of(const struct sim_device *d, int domain, bool most, unsigned *mhz) {
-    REQUIRE(mhz != NULL && domain >= 0 && domain < 4, NVML_ERROR_INVALID_ARGUMENT);
+    REQUIRE(mhz != NULL && domain >= 0, NVML_ERROR_INVALID_ARGUMENT);
+    REQUIRE(domain < 4, NVML_ERROR_NOT_SUPPORTED);
     if (domain == 2) {
         *mhz = (unsigned)d->memory_clock_mhz;
         return NVML_SUCCESS;
@@ -643,14 +643,14 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigne
 nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned *id) {
     ENTER_DEVICE(nvmlDeviceGetGpuInstanceId, device);
     REQUIRE(id != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    return NVML_ERROR_NOT_SUPPORTED; /* no MIG handle exists */
+    return NVML_ERROR_INVALID_ARGUMENT; /* no MIG handle exists */
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *id);
 nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *id) {
     ENTER_DEVICE(nvmlDeviceGetComputeInstanceId, device);
     REQUIRE(id != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    return NVML_ERROR_NOT_SUPPORTED; /* no MIG handle exists */
+    return NVML_ERROR_INVALID_ARGUMENT; /* no MIG handle exists */
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, nvmlDevice_t *out);
