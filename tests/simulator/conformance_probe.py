@@ -1,3 +1,4 @@
+# ruff: noqa: SIM905, ARG005 - lists of names as words, and lambdas of one shape
 """Asks a CUDA driver and NVML many small questions and prints the answers as JSON: `{"group": {"question": answer}}`.
 
 The same program runs on a real card (its answers are kept in goldens/) and on the simulator. It needs nothing but Python and, for NVML,

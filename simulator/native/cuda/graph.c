@@ -616,6 +616,96 @@ CUresult CUDAAPI cuGraphNodeGetDependencies_v2(CUgraphNode n, CUgraphNode *out, 
     return rc;
 }
 
+static CUresult dependents(CUgraphNode n, CUgraphNode *out, size_t *count) {
+    REQUIRE(node_valid(n) && count != NULL, CUDA_ERROR_INVALID_VALUE);
+    const struct CUgraph_st *g = n->graph;
+    CUgraphNode *found = malloc((g->count ? g->count : 1) * sizeof *found);
+    REQUIRE(found != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    size_t many = 0;
+    for (size_t i = 0; i < g->count; i++)
+        for (size_t d = 0; d < g->nodes[i]->dep_count; d++)
+            if (g->nodes[i]->deps[d] == n) {
+                found[many++] = g->nodes[i];
+                break;
+            }
+    CUresult rc = give_list(out, count, found, many);
+    free(found);
+    return rc;
+}
+
+CUresult CUDAAPI cuGraphNodeGetDependentNodes(CUgraphNode n, CUgraphNode *out, size_t *count) {
+    ENTER(cuGraphNodeGetDependentNodes);
+    return dependents(n, out, count);
+}
+
+CUresult CUDAAPI cuGraphNodeGetDependentNodes_v2(CUgraphNode n, CUgraphNode *out, CUgraphEdgeData *data,
+                                                 size_t *count) {
+    ENTER(cuGraphNodeGetDependentNodes_v2);
+    CUresult rc = dependents(n, out, count);
+    if (rc == CUDA_SUCCESS && data != NULL)
+        memset(data, 0, *count * sizeof *data);
+    return rc;
+}
+
+static CUresult remove_edges(CUgraph g, const CUgraphNode *from, const CUgraphNode *to, size_t count) {
+    REQUIRE(graph_valid(g) && (count == 0 || (from != NULL && to != NULL)), CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < count; i++) {
+        REQUIRE(node_valid(from[i]) && node_valid(to[i]), CUDA_ERROR_INVALID_VALUE);
+        size_t kept = 0, before = to[i]->dep_count;
+        for (size_t d = 0; d < before; d++)
+            if (to[i]->deps[d] != from[i])
+                to[i]->deps[kept++] = to[i]->deps[d];
+        to[i]->dep_count = kept;
+        REQUIRE(kept < before, CUDA_ERROR_INVALID_VALUE); /* there was no such edge */
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphRemoveDependencies(CUgraph g, const CUgraphNode *from, const CUgraphNode *to, size_t count) {
+    ENTER(cuGraphRemoveDependencies);
+    return remove_edges(g, from, to, count);
+}
+
+CUresult CUDAAPI cuGraphRemoveDependencies_v2(CUgraph g, const CUgraphNode *from, const CUgraphNode *to,
+                                              const CUgraphEdgeData *edges, size_t count) {
+    ENTER(cuGraphRemoveDependencies_v2);
+    (void)edges;
+    return remove_edges(g, from, to, count);
+}
+
+CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode n, CUDA_HOST_NODE_PARAMS *p) {
+    ENTER(cuGraphHostNodeGetParams);
+    REQUIRE(node_valid(n) && n->type == CU_GRAPH_NODE_TYPE_HOST && p != NULL, CUDA_ERROR_INVALID_VALUE);
+    *p = (CUDA_HOST_NODE_PARAMS){.fn = n->work.host, .userData = n->work.host_data};
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode n, CUDA_MEM_ALLOC_NODE_PARAMS *p) {
+    ENTER(cuGraphMemAllocNodeGetParams);
+    REQUIRE(node_valid(n) && n->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && p != NULL, CUDA_ERROR_INVALID_VALUE);
+    memset(p, 0, sizeof *p);
+    p->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    p->poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    p->poolProps.location.id = ordinal_of(n->work.device);
+    p->bytesize = n->work.alloc_bytes;
+    p->dptr = n->work.alloc;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphEventRecordNodeGetEvent(CUgraphNode n, CUevent *event) {
+    ENTER(cuGraphEventRecordNodeGetEvent);
+    REQUIRE(node_valid(n) && n->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD && event != NULL, CUDA_ERROR_INVALID_VALUE);
+    *event = n->work.event;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphEventWaitNodeGetEvent(CUgraphNode n, CUevent *event) {
+    ENTER(cuGraphEventWaitNodeGetEvent);
+    REQUIRE(node_valid(n) && n->type == CU_GRAPH_NODE_TYPE_WAIT_EVENT && event != NULL, CUDA_ERROR_INVALID_VALUE);
+    *event = n->work.event;
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode n, CUgraphNodeType *type) {
     ENTER(cuGraphNodeGetType);
     REQUIRE(node_valid(n) && type != NULL, CUDA_ERROR_INVALID_VALUE);

@@ -7,6 +7,7 @@
 #define __CUDA_API_PUSH_VISIBILITY_DEFAULT
 #include <cuda.h>
 #include <pthread.h>
+#include <sys/types.h>
 
 #include "calls.h"
 #include "machine.h"
@@ -153,6 +154,7 @@ struct cuda_state {
     bool initialised;
     bool child_of_user; /* forked from a process that had initialised: CUDA refuses to work */
     uint32_t process;
+    pid_t pid;                    /* that attached; a child made by a raw clone has another */
     int visible[SIM_MAX_DEVICES]; /* ordinal -> device of the machine */
     int visible_count;
     struct CUctx_st *primary[SIM_MAX_DEVICES];

@@ -28,15 +28,15 @@ static void roll_period(struct sim_machine *m, uint32_t d) {
     struct sim_device_sample *sample = &dev->samples[dev->samples_head % SIM_DEVICE_SAMPLES];
     uint64_t busy = dev->period_busy_ns;
     sample->end_us = machine_now_us(m, dev->period_end_ns);
-    sample->sm_percent = (uint32_t)((busy * 100 + SIM_SAMPLE_NS / 2) / SIM_SAMPLE_NS);
+    sample->sm_percent = (uint32_t)((busy * 100 + dev->sample_ns / 2) / dev->sample_ns);
     if (sample->sm_percent > 100)
         sample->sm_percent = 100;
-    sample->busy_ppm = (uint32_t)(busy * 1000000 / SIM_SAMPLE_NS);
-    sample->memory_percent = (uint32_t)(dev->period_copy_ns * 100 / SIM_SAMPLE_NS);
+    sample->busy_ppm = (uint32_t)(busy * 1000000 / dev->sample_ns);
+    sample->memory_percent = (uint32_t)(dev->period_copy_ns * 100 / dev->sample_ns);
     if (sample->memory_percent > 100)
         sample->memory_percent = 100;
     sample->power_mw = (uint32_t)(dev->idle_mw + (dev->active_mw - dev->idle_mw) *
-                                                     (busy > SIM_SAMPLE_NS ? SIM_SAMPLE_NS : busy) / SIM_SAMPLE_NS);
+                                                     (busy > dev->sample_ns ? dev->sample_ns : busy) / dev->sample_ns);
     ADD(m, dev->samples_head, 1);
     PUT(m, dev->period_busy_ns, 0);
     PUT(m, dev->period_copy_ns, 0);
@@ -45,23 +45,20 @@ static void roll_period(struct sim_machine *m, uint32_t d) {
         struct sim_account *a = &p->account[d];
         if (p->state != SIM_PROCESS_LIVE || a->contexts == 0)
             continue;
-        uint64_t percent = (a->period_ns * 100 + SIM_SAMPLE_NS / 2) / SIM_SAMPLE_NS;
-        if (percent > 100)
-            percent = 100;
+        /* Whoever has a context gets a sample, be it 0: seen on a 580 driver. Whole per cents, rounded down. */
+        uint64_t percent = a->period_ns * 100 / dev->sample_ns;
         ADD(m, a->util_samples, 1);
-        ADD(m, a->util_sum, a->period_ns * 10000 / SIM_SAMPLE_NS);
+        ADD(m, a->util_sum, a->period_ns * 10000 / dev->sample_ns);
         ADD(m, a->fb_sum, (a->memory + a->overhead) / 4096 * 10000 / (dev->memory / 4096));
-        if (percent > 0) {
-            struct sim_process_sample *ps = &dev->process_samples[dev->process_samples_head % SIM_PROCESS_SAMPLES];
-            ps->end_us = machine_now_us(m, dev->period_end_ns);
-            ps->pid = p->pid;
-            ps->sm_percent = (uint32_t)percent;
-            ps->memory_percent = 0;
-            ADD(m, dev->process_samples_head, 1);
-        }
+        struct sim_process_sample *ps = &dev->process_samples[dev->process_samples_head % SIM_PROCESS_SAMPLES];
+        ps->end_us = machine_now_us(m, dev->period_end_ns);
+        ps->pid = p->pid;
+        ps->sm_percent = (uint32_t)(percent > 100 ? 100 : percent);
+        ps->memory_percent = 0;
+        ADD(m, dev->process_samples_head, 1);
         PUT(m, a->period_ns, 0);
     }
-    ADD(m, dev->period_end_ns, SIM_SAMPLE_NS);
+    ADD(m, dev->period_end_ns, dev->sample_ns);
 }
 
 /* Sample periods of an idle card, all alike: only those that still fit the ring are written. */
@@ -69,7 +66,7 @@ static void roll_idle(struct sim_machine *m, uint32_t d, uint64_t to) {
     struct sim_device *dev = &m->device[d];
     if (dev->period_end_ns > to)
         return;
-    uint64_t periods = (to - dev->period_end_ns) / SIM_SAMPLE_NS + 1;
+    uint64_t periods = (to - dev->period_end_ns) / dev->sample_ns + 1;
     if (periods > SIM_DEVICE_SAMPLES + 1) {
         uint64_t skipped = periods - SIM_DEVICE_SAMPLES - 1;
         for (uint32_t i = 0; i < m->process_high; i++) {
@@ -80,7 +77,7 @@ static void roll_idle(struct sim_machine *m, uint32_t d, uint64_t to) {
             }
         }
         roll_period(m, d); /* the one that may hold some work */
-        ADD(m, dev->period_end_ns, skipped * SIM_SAMPLE_NS);
+        ADD(m, dev->period_end_ns, skipped * dev->sample_ns);
     }
     while (dev->period_end_ns <= to)
         roll_period(m, d);
@@ -495,6 +492,8 @@ uint64_t memory_free(const struct sim_machine *m, uint32_t d) {
 
 bool memory_take(struct sim_machine *m, uint32_t process, uint32_t d, uint64_t bytes) {
     struct sim_account *a = &m->process[process].account[d];
+    if (m->process[process].state != SIM_PROCESS_LIVE) /* a thread that outlives its process's farewell */
+        return false;
     if (bytes > memory_free(m, d)) {
         process_reap(m, true); /* the dead may hold it */
         if (bytes > memory_free(m, d)) {
@@ -512,6 +511,8 @@ bool memory_take(struct sim_machine *m, uint32_t process, uint32_t d, uint64_t b
 
 void memory_give(struct sim_machine *m, uint32_t process, uint32_t d, uint64_t bytes) {
     struct sim_account *a = &m->process[process].account[d];
+    if (m->process[process].state != SIM_PROCESS_LIVE)
+        return;
     SUB(m, m->device[d].memory_used, bytes);
     SUB(m, a->memory, bytes);
     machine_commit(m);
@@ -519,6 +520,8 @@ void memory_give(struct sim_machine *m, uint32_t process, uint32_t d, uint64_t b
 
 uint32_t context_create(struct sim_machine *m, uint32_t process, uint32_t d) {
     struct sim_device *dev = &m->device[d];
+    if (m->process[process].state != SIM_PROCESS_LIVE)
+        return SIM_NONE;
     if (dev->context_overhead > memory_free(m, d))
         process_reap(m, true);
     if (dev->context_overhead > memory_free(m, d))
@@ -757,7 +760,10 @@ void host_op_done(struct sim_machine *m, uint32_t s) {
 
 uint64_t device_power_mw(const struct sim_machine *m, uint32_t d) {
     const struct sim_device *dev = &m->device[d];
-    uint64_t n = dev->samples_head < 6 ? dev->samples_head : 6;
+    uint64_t second = 1000000000ull / dev->sample_ns + (dev->sample_ns > 1000000000ull);
+    uint64_t n = dev->samples_head < second ? dev->samples_head : second;
+    if (n > SIM_DEVICE_SAMPLES)
+        n = SIM_DEVICE_SAMPLES;
     if (n == 0)
         return dev->idle_mw;
     uint64_t sum = 0;

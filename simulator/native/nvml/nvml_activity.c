@@ -91,31 +91,22 @@ struct usage {
     uint32_t pid;
     uint64_t newest_us;
     uint64_t percent_sum;
+    uint64_t samples;
 };
 
 /*
- * One entry per process with use after `last_us`: its mean over the sample periods that ended since, and the time of
- * its newest sample. A process without use since then has no entry, which is not the same as 0 %.
+ * One entry per process with samples newer than `last_us`: their mean, and the time of the newest. A process that has a
+ * context and does nothing has samples of 0 and so an entry; one that has ended keeps its entry while the ring holds
+ * it.
  */
-static unsigned gather(const struct sim_device *d, uint64_t last_us, struct usage *out, unsigned most,
-                       uint64_t *periods) {
+static unsigned gather(const struct sim_device *d, uint64_t last_us, struct usage *out, unsigned most) {
     unsigned n = 0;
-    *periods = 0;
-    uint64_t newest = 0, oldest_kept = 0;
-    uint64_t first = d->samples_head > SIM_DEVICE_SAMPLES ? d->samples_head - SIM_DEVICE_SAMPLES : 0;
-    for (uint64_t i = first; i < d->samples_head; i++) {
-        const struct sim_device_sample *s = &d->samples[i % SIM_DEVICE_SAMPLES];
-        if (s->end_us <= last_us)
-            continue;
-        (*periods)++;
-        if (oldest_kept == 0)
-            oldest_kept = s->end_us;
-        newest = s->end_us;
-    }
-    first = d->process_samples_head > SIM_PROCESS_SAMPLES ? d->process_samples_head - SIM_PROCESS_SAMPLES : 0;
+    uint64_t kept = d->samples_head > SIM_DEVICE_SAMPLES ? d->samples_head - SIM_DEVICE_SAMPLES : 0;
+    uint64_t oldest_us = d->samples_head > 0 ? d->samples[kept % SIM_DEVICE_SAMPLES].end_us : 0;
+    uint64_t first = d->process_samples_head > SIM_PROCESS_SAMPLES ? d->process_samples_head - SIM_PROCESS_SAMPLES : 0;
     for (uint64_t i = first; i < d->process_samples_head; i++) {
         const struct sim_process_sample *s = &d->process_samples[i % SIM_PROCESS_SAMPLES];
-        if (s->end_us <= last_us || s->end_us < oldest_kept || s->end_us > newest)
+        if (s->end_us <= last_us || s->end_us < oldest_us)
             continue;
         unsigned at = 0;
         while (at < n && out[at].pid != s->pid)
@@ -127,18 +118,18 @@ static unsigned gather(const struct sim_device *d, uint64_t last_us, struct usag
         }
         out[at].newest_us = s->end_us;
         out[at].percent_sum += s->sm_percent;
+        out[at].samples++;
     }
     return n;
 }
 
-static unsigned mean_percent(const struct usage *u, uint64_t periods) {
-    uint64_t mean = periods ? (u->percent_sum + periods / 2) / periods : 0;
-    return mean > 100 ? 100 : mean == 0 ? 1 : (unsigned)mean; /* it has an entry because it was active */
+static unsigned mean_percent(const struct usage *u) {
+    return (unsigned)(u->percent_sum / u->samples);
 }
 
 /* A call without room is told the size of the driver's buffer, whether or not that holds anything new. */
 static unsigned room_for(unsigned n) {
-    return n > 72 ? n : 72;
+    return n > SIM_DEVICE_SAMPLES ? n : SIM_DEVICE_SAMPLES;
 }
 
 struct process_utilization {
@@ -155,9 +146,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, struct process
     REQUIRE(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
     REQUIRE(!d->mig_mode, NVML_ERROR_NOT_SUPPORTED);
     struct usage found[SIM_MAX_PROCESSES];
-    uint64_t periods;
     card_lock(device->index);
-    unsigned n = gather(d, last_us, found, SIM_MAX_PROCESSES, &periods);
+    unsigned n = gather(d, last_us, found, SIM_MAX_PROCESSES);
     card_unlock();
     if (out == NULL || *count < n) {
         *count = room_for(n);
@@ -165,8 +155,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, struct process
     }
     REQUIRE(n > 0, NVML_ERROR_NOT_FOUND);
     for (unsigned i = 0; i < n; i++)
-        out[i] =
-            (struct process_utilization){found[i].pid, found[i].newest_us, mean_percent(&found[i], periods), 0, 0, 0};
+        out[i] = (struct process_utilization){found[i].pid, found[i].newest_us, mean_percent(&found[i]), 0, 0, 0};
     *count = n;
     return NVML_SUCCESS;
 }
@@ -191,9 +180,8 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, struct p
     REQUIRE(info->version == (sizeof *info | (1u << 24)), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     REQUIRE(!d->mig_mode, NVML_ERROR_NOT_SUPPORTED);
     struct usage found[SIM_MAX_PROCESSES];
-    uint64_t periods;
     card_lock(device->index);
-    unsigned n = gather(d, info->last_us, found, SIM_MAX_PROCESSES, &periods);
+    unsigned n = gather(d, info->last_us, found, SIM_MAX_PROCESSES);
     card_unlock();
     if (info->entries == NULL || info->count < n) {
         info->count = room_for(n);
@@ -202,7 +190,7 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, struct p
     REQUIRE(n > 0, NVML_ERROR_NOT_FOUND);
     for (unsigned i = 0; i < n; i++)
         info->entries[i] = (struct process_utilization_v1){
-            .time_us = found[i].newest_us, .pid = found[i].pid, .sm = mean_percent(&found[i], periods)};
+            .time_us = found[i].newest_us, .pid = found[i].pid, .sm = mean_percent(&found[i])};
     info->count = n;
     return NVML_SUCCESS;
 }

@@ -13,7 +13,7 @@ static nvmlReturn_t give_text(char *to, unsigned length, const char *from) {
 }
 
 uint32_t card_busy_percent(const struct sim_device *d) {
-    uint64_t n = d->samples_head < 6 ? d->samples_head : 6, sum = 0;
+    uint64_t n = d->samples_head < 5 ? d->samples_head : 5, sum = 0;
     for (uint64_t i = 0; i < n; i++)
         sum += d->samples[(d->samples_head - 1 - i) % SIM_DEVICE_SAMPLES].busy_ppm;
     return n > 0 ? (uint32_t)(sum / n / 10000) : 0;
@@ -225,7 +225,7 @@ nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned *perc
     ENTER_DEVICE(nvmlDeviceGetEncoderUtilization, device);
     REQUIRE(percent != NULL && period_us != NULL, NVML_ERROR_INVALID_ARGUMENT);
     *percent = 0; /* the engine is there and nothing here uses it */
-    *period_us = SIM_SAMPLE_NS / 1000;
+    *period_us = (unsigned)(d->sample_ns / 1000);
     return NVML_SUCCESS;
 }
 
@@ -234,7 +234,7 @@ nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned *perc
     ENTER_DEVICE(nvmlDeviceGetDecoderUtilization, device);
     REQUIRE(percent != NULL && period_us != NULL, NVML_ERROR_INVALID_ARGUMENT);
     *percent = 0; /* the engine is there and nothing here uses it */
-    *period_us = SIM_SAMPLE_NS / 1000;
+    *period_us = (unsigned)(d->sample_ns / 1000);
     return NVML_SUCCESS;
 }
 
