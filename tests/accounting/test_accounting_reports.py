@@ -163,6 +163,14 @@ def test_used_basis_by_hand(store: Store, hour: Any) -> None:
     assert report.rows[1]["completeness"] == 0 and "use is unknown for 1 lines" in report.warnings[-1]
 
 
+def test_who_used_nothing_still_sees_the_price(store: Store, minutes: Any) -> None:
+    minutes.device(0, allocated_us=MINUTE_US)
+    minutes.slice(0, "acme", MINUTE_US, 0)
+    (acme, idle) = chargeback_of(store(minutes.records), DAY, demo_plan(), ("tenant",), EVERYTHING, "used").rows
+    assert (acme["quantity"], acme["unit_price"], acme["cost"]) == (0, Decimal("36.00"), Decimal("0.00"))
+    assert (idle["line"], idle["cost"]) == ("idle", Decimal("0.60"))
+
+
 def test_used_basis_parts_of_a_crowded_minute(store: Store, minutes: Any) -> None:
     """Down and switching first come out, claims beyond the card shrink in proportion, the rest keeps its order."""
     minutes.device(0, allocated_us=40_000_000, down_us=10_000_000, suspended_us=5_000_000, switch_overhead_us=4_000_000)
