@@ -18,12 +18,12 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from poolmeter.accounting.chargeback import chargeback_of
+from poolmeter.accounting.chargeback import chargeback_of, chargeback_report
 from poolmeter.accounting.dimensions import EVERYTHING, Calendar, Filters
 from poolmeter.accounting.plans import demo_plan, parse_plan
 from poolmeter.accounting.routes import routes
 from poolmeter.accounting.shares import read_shares
-from poolmeter.accounting.usage import usage_of
+from poolmeter.accounting.usage import usage_of, usage_report
 from poolmeter.cli import main
 from poolmeter.collector.segments import publish_records
 from poolmeter.config import AccountingSection
@@ -32,7 +32,7 @@ from poolmeter.model.snapshot import Snapshot
 from poolmeter.model.units import MINUTE_US
 from poolmeter.period import parse_period
 from poolmeter.places import CollectorData
-from poolmeter.report import cell
+from poolmeter.report import cell, render
 
 Store = Callable[..., duckdb.DuckDBPyConnection]
 DAY = parse_period("2026-09-21", "2026-09-22", "UTC", 0)
@@ -251,6 +251,26 @@ def test_filters(store: Store, hour: Any) -> None:
             usage_of(connection, DAY, ("tenant",), Filters(tenant=("x",)))
         with pytest.raises(BadInput, match="pool is 'x', expected one of main"):
             chargeback_of(connection, DAY, demo_plan(), ("tenant",), Filters(pool=("x",)))
+
+
+def test_how_records_arrived_changes_no_byte(tmp_path: Path, hour: Any) -> None:
+    """Pulled often or seldom, twice, or with overlaps: the same bytes."""
+    found = set()
+    for name, batches in {
+        "once": [hour.records],
+        "twice": [hour.records, hour.records],
+        "often": [hour.records[start : start + 40] for start in range(0, len(hour.records), 40)],
+        "overlapping": [hour.records[: start + 90] for start in range(0, len(hour.records), 90)],
+    }.items():
+        root = CollectorData(tmp_path / name).store
+        for batch in batches:
+            publish_records(root, batch, now_us=DAY.end_us)
+        reports = (
+            usage_report(root, DAY, ("device", "tenant")),
+            chargeback_report(root, DAY, demo_plan(), ("tenant", "hour"), basis="used"),
+        )
+        found.add(tuple(render(report, fmt) for report in reports for fmt in ("json", "csv", "parquet")))
+    assert len(found) == 1 and b"acme" in next(iter(found))[0]
 
 
 @pytest.mark.parametrize("name", ["usage", "chargeback"])
