@@ -24,8 +24,11 @@ from poolmeter.accounting.plans import demo_plan, parse_plan
 from poolmeter.accounting.routes import routes
 from poolmeter.accounting.shares import read_shares
 from poolmeter.accounting.usage import usage_of, usage_report
+from poolmeter.books.writer import Books
 from poolmeter.cli import main
+from poolmeter.collector.api import ApiState, create_app
 from poolmeter.collector.segments import publish_records
+from poolmeter.collector.store import Store as OpenStore
 from poolmeter.config import AccountingSection
 from poolmeter.errors import BadInput, DataError
 from poolmeter.model.snapshot import Snapshot
@@ -57,7 +60,7 @@ def run(capfdbinary: pytest.CaptureFixture[bytes], *words: str) -> tuple[int, by
     return status, out, err.decode()
 
 
-def get(served: list[Route], target: str) -> tuple[int, bytes]:
+def get(served: list[Route] | Starlette, target: str) -> tuple[int, bytes]:
     """Status and body of a GET, straight through the application."""
     path, _, query = target.partition("?")
     sent: list[dict[str, Any]] = []
@@ -72,7 +75,8 @@ def get(served: list[Route], target: str) -> tuple[int, bytes]:
         "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode(), "headers": [],
         "root_path": "", "scheme": "http", "server": ("127.0.0.1", 9878), "client": ("127.0.0.1", 1), "http_version": "1.1",
     }  # fmt: skip
-    asyncio.run(Starlette(routes=served)(scope, receive, send))  # type: ignore[arg-type]
+    app = served if isinstance(served, Starlette) else Starlette(routes=served)
+    asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
 
@@ -311,6 +315,19 @@ def test_http_refuses_in_one_sentence(data: Path) -> None:
         assert status == 400 and words in json.loads(body)["error"]
     assert "none.toml cannot be read" in json.loads(get(served, "/v1/reports/chargeback")[1])["error"]
     assert get(routes(data / "nothing"), "/v1/reports/usage")[0] == 503
+
+
+def test_the_collector_serves_and_documents_them(tmp_path: Path, hour: Any) -> None:
+    data = CollectorData(tmp_path)
+    publish_records(data.store, hour.records, now_us=DAY.end_us)
+    with OpenStore(data.store) as opened, Books(data.books) as books:
+        app = create_app(ApiState(opened, books), routes(data.store))
+        status, body = get(app, "/openapi.json")
+        paths = json.loads(body)["paths"]
+        assert status == 200 and paths["/v1/reports/usage"]["get"]["summary"] == "Who used what."
+        assert paths["/v1/reports/chargeback"]["get"]["summary"] == "What it cost, and whose it is."
+        status, body = get(app, "/v1/reports/usage?from=2026-09-21&to=2026-09-22")
+        assert status == 200 and [row["tenant"] for row in json.loads(body)["rows"]] == ["acme", "beta"]
 
 
 @pytest.mark.parametrize(
