@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolmeter.enforcer import daemon as daemon_module
-from poolmeter.enforcer.book import Book, Owner
+from poolmeter.enforcer.book import Book
+from poolmeter.enforcer.changes import Owner
 from poolmeter.enforcer.client import EnforcerClient
 from poolmeter.enforcer.daemon import Daemon
 from poolmeter.enforcer.journal import Journal
