@@ -1,7 +1,9 @@
 """poolmeter run: exit statuses, signals, environment, and that a promise never outlives its program."""
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -181,6 +183,35 @@ def test_signals_go_on_to_the_program(node) -> None:
         assert running.stdout.readline() == f"got {int(number)}\n"
     assert running.wait(30) == 3
     assert node.client.list() == ()
+
+
+def test_an_interrupt_of_the_terminal_reaches_the_program_once(node) -> None:
+    program = (
+        "import signal, time\n"
+        "count = 0\n"
+        "def got(number, _):\n"
+        "    global count\n"
+        "    count += 1\n"
+        "signal.signal(signal.SIGINT, got)\n"
+        "print('ready', flush=True)\n"
+        "while not count: time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        "print('interrupts', count, flush=True)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update({**node.environment, "POOLMETER_RUN": str(node.run.root)})
+        os.execv(sys.executable, [sys.executable, "-m", "poolmeter.cli", "run", "--quiet", "--", sys.executable, "-c", program])
+    told = b""
+    while b"ready" not in told:
+        told += os.read(terminal, 4096)
+    os.write(terminal, b"\x03")
+    with contextlib.suppress(OSError):  # EIO: the other side is closed
+        while part := os.read(terminal, 4096):
+            told += part
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert b"interrupts 1\r\n" in told
 
 
 def test_a_killed_run_holds_its_promise_until_the_program_ends_and_no_longer(node) -> None:
