@@ -86,7 +86,7 @@ class Book:
             raise Unavailable(f"run folder {self.run.root} has an enforcer already, expected none") from None
         try:
             with self._lock:
-                self._reconcile(self.journal.open())
+                self._reconcile()
         except BaseException:
             self.close()
             raise
@@ -336,13 +336,22 @@ class Book:
 
     # ---- after a crash ---------------------------------------------------------------------------------------------
 
-    def _reconcile(self, events: tuple[JournalEvent, ...]) -> None:
-        self.decided = {event.decision_id for event in events if event.kind == "decision" and event.decision_id is not None}
-        journalled: dict[str, Allocation] = {}
-        for event in events:
-            if event.allocation is not None:
-                allocation = from_plain(Allocation, event.allocation, f"{self.journal.path} event {event.sequence}")
-                journalled[allocation.id] = allocation
+    def _reconcile(self) -> None:
+        here = {*disk.published(self.run), *disk.staged(self.run)}
+        told: dict[str, tuple[int, dict[str, object]]] = {}  # the last word on each allocation that is in force or still on the disk
+
+        def see(event: JournalEvent) -> None:
+            if event.kind == "decision" and event.decision_id is not None:
+                self.decided.add(event.decision_id)
+            if event.allocation is not None and event.allocation_id is not None:
+                told[event.allocation_id] = (event.sequence, event.allocation)
+                if event.kind == "released" and event.allocation_id not in here:
+                    del told[event.allocation_id]
+
+        self.journal.open(see)
+        journalled = {
+            key: from_plain(Allocation, plain, f"{self.journal.path} event {sequence}") for key, (sequence, plain) in told.items()
+        }
         for allocation_id in disk.staged(self.run):
             known = journalled.get(allocation_id)
             if known is not None and known.state is AllocationState.ACTIVE and not disk.folder_of(self.run, allocation_id).exists():
