@@ -52,7 +52,7 @@ def _decode(hint: Any, value: Any, what: str) -> Any:
     if is_dataclass(hint):
         if not isinstance(value, dict):
             raise DataError(f"{what} is {value!r:.80}, expected an object")
-        hints = _hints(hint)
+        hints = _hints(typing.cast(Any, hint))
         arguments = {}
         for field in fields(hint):
             if field.name in value:
