@@ -20,6 +20,8 @@ struct pm_estimate {
     uint64_t shared_ns;  /* charged on the strength of shared spans alone */
     uint32_t shared;     /* launches charged so */
     uint32_t random;
+    uint32_t strikes;    /* samples in a row far above the estimate while neighbours were busy */
+    uint32_t spare;
 };
 
 struct pm_estimates;

@@ -82,6 +82,7 @@ struct pm_tracker {
     pthread_mutex_t lock;
     const struct pm_driver *driver;
     struct pm_counters *counters; /* of the own slot and this device */
+    struct pm_bucket *bucket; /* NULL: no account is kept */
     struct pm_board *board;
     uint32_t seat;
     bool broken; /* events do not work here: estimates only */
