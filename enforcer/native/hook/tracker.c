@@ -278,13 +278,16 @@ static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *en
     double turns = (double)(uint64_t)(span / (tracker->slice_ns + turn) + 0.5);
     if (span < 0.8 * tracker->turn_ns) {
         /* No room for a whole turn of anybody's, so as good as alone; but a neighbour with little to do ends its turn early. */
-        if (entry->lone && span >= 3 * known && ++entry->strikes > 3)
+        double likely = (entry->unsteady > 10 ? 3 : 1.3) * known;
+        pm_poke(&entry->suspects, 0); /* the neighbours' turns explain long waits */
+        if (entry->lone && span >= likely && ++entry->strikes > 3)
             entry->lone = 0; /* that often, it is the launch itself that has become longer */
-        if (!entry->lone || span < 3 * known) {
+        if (!entry->lone || span < likely) {
             entry->strikes = 0;
             return lone_sample(tracker, entry, took);
         }
         entry->samples++;
+        entry->unsteady = entry->unsteady < 18 ? entry->unsteady + 2 : 20;
         pm_add(&tracker->counters->dropped_samples, 1);
         return entry->ns;
     }
