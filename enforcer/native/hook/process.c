@@ -290,6 +290,7 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
             if (self->context_count < 4)
                 atexit(at_exit); /* the driver may have registered its own meanwhile; ours has to come first */
             pm_tracker_init(&found->tracker, driver, pm_process_counters(self, device));
+            found->tracker.bucket = &pm_view_device(&self->view, device)->bucket;
             found->tracker.board = self->boards[device];
             found->tracker.seat = self->seats[device];
             found->tracker.settler = &self->settler;

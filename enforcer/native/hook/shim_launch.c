@@ -1,3 +1,4 @@
+#include "bucket.h"
 #include "shim.h"
 
 /* A launch between its two halves; without a tracker it is not metered. */
@@ -25,6 +26,7 @@ static void ticket_open(struct ticket *ticket, uint64_t kind, CUstream stream) {
     struct pm_context *context = pm_current(self);
     if (!context)
         return;
+    pm_bucket_enter(self, context, pm_peek(&pm_captures) == 0);
     ticket->counters = context->tracker.counters;
     struct pm_estimate *entry = pm_estimate_find(self->estimates, kind ? kind : 1);
     pm_launch_begin(&ticket->launch, &context->tracker, entry, stream, pm_lane_key(stream));
