@@ -222,6 +222,7 @@ static bool run_ready(void) {
     if (m->stream[ready->slot].used && m->stream[ready->slot].generation == ready->generation)
         host_op_done(m, ready->slot);
     machine_unlock(m);
+    cuda.host_functions--;
     free(ready);
     return true;
 }
@@ -250,10 +251,12 @@ CUresult host_submit(struct CUstream_st *s, CUhostFn fn, void *data, bool is_cal
     t->callback = is_callback ? cb : NULL;
     t->handle = handle;
     t->data = data;
+    cuda.host_functions++;
     uint64_t target;
     struct sim_op op = {.kind = SIM_OP_HOST};
     CUresult rc = submit(s, op, &target, false); /* may wait for the queue, so without the lock the runner needs */
     if (rc != CUDA_SUCCESS) {
+        cuda.host_functions--;
         free(t);
         return rc;
     }

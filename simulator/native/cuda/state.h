@@ -168,7 +168,8 @@ struct cuda_state {
     struct allocation *allocations; /* sorted by base */
     size_t allocation_count, allocation_size;
     uint64_t ids;
-    _Atomic int capturing; /* streams under capture, to keep the usual path short */
+    _Atomic int host_functions; /* submitted and not yet run */
+    _Atomic int capturing;      /* streams under capture, to keep the usual path short */
 };
 
 extern struct cuda_state cuda;

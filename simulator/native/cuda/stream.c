@@ -135,7 +135,12 @@ static bool look(uint32_t slot, uint32_t generation, uint64_t target, uint64_t *
     if (!over) {
         uint64_t now = machine_now(m);
         *until = stream_bound(m, slot, target, now);
-        if (*until < now + 5000)
+        /* A host function begins when its turn comes, which on a virtual clock must not be jumped over. */
+        if (m->clock == SIM_CLOCK_VIRTUAL && cuda.host_functions > 0)
+            for (uint32_t d = 0; d < m->devices; d++)
+                if (m->device[d].next_ns < *until)
+                    *until = m->device[d].next_ns;
+        if (*until <= now || (m->clock == SIM_CLOCK_REAL && *until < now + 5000))
             *until = now + 5000;
     }
     machine_unlock(m);
