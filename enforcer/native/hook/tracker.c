@@ -22,7 +22,8 @@
 #define ROUND_MOST_NS 300000000u
 #define WAIT_NS 100000u /* a wait from here on says how long the work was */
 #define WAKE_NS 10000u
-#define OVERDUE_NS 100000000u /* beyond its estimate a running launch is charged as it goes */
+#define CAPTURED_NS 100000000u /* so much is charged as estimated when no event may be touched */
+#define OVERDUE_NS 100000000u  /* beyond its estimate a running launch is charged as it goes */
 
 void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver, struct pm_counters *counters) {
     memset(tracker, 0, sizeof *tracker);
@@ -459,7 +460,8 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
             /* more than the gap between two launches is not the mark's doing */
             double seen = span < GAP_NS ? (double)span : GAP_NS;
             tracker->mark_costs++;
-            tracker->mark_cost_ns += (seen - tracker->mark_cost_ns) / (tracker->mark_costs < 8 ? tracker->mark_costs : 8);
+            tracker->mark_cost_ns +=
+                (seen - tracker->mark_cost_ns) / (tracker->mark_costs < 8 ? tracker->mark_costs : 8);
         }
         return;
     }
@@ -765,8 +767,14 @@ void pm_launch_end(struct pm_launch *launch, bool launched) {
     uint32_t launches = pm_add(&lane->launches, 1) + 1;
     bool due = launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS ||
                pm_now_coarse_ns() > pm_peek(&lane->begun_ns) + SEGMENT_WALL_NS;
-    if (due && pm_peek(tracker->driver->captures) == 0)
+    if (due && pm_peek(tracker->driver->captures) == 0) {
         slow_end(launch);
+    } else if (estimate >= CAPTURED_NS) { /* a capture that goes on and on, or was left behind */
+        pthread_mutex_lock(&tracker->lock);
+        if (lane->open != PM_NO_MARK)
+            abandon_segment(tracker, lane);
+        pthread_mutex_unlock(&tracker->lock);
+    }
 }
 
 bool pm_tracker_look_in(struct pm_tracker *tracker, void *context) {
