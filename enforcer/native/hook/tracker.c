@@ -703,13 +703,13 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
         poll_locked(tracker);
         bool ready = lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0 && !lane->tainted &&
                      mark_passed(tracker, lane->open) == 0;
-        if (ready && launch->timed && tracker->mark_costs < 64 && tracker->segment_count < PM_SEGMENTS / 2 &&
-            lane->full_marks++ % 8 == 0)
-            ready = measure_mark(tracker, lane, launch->stream);
-        else if (ready)
+        if (ready)
             lane->marking_ns = lane->marked_ns = pm_now_ns();
         else
             ready = mark_now(tracker, lane, launch->stream);
+        if (ready && launch->timed && tracker->mark_costs < 64 && tracker->segment_count < PM_SEGMENTS / 2 &&
+            lane->full_marks++ % 4 == 0 && mark_passed(tracker, lane->open) == 0)
+            ready = measure_mark(tracker, lane, launch->stream);
         launch->timed = launch->timed && ready;
     } else {
         launch->timed = false;
