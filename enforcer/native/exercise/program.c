@@ -1,6 +1,7 @@
 /*
- * A program of the driver API that puts the hook through its paces: `program MODE [ARGUMENT...]`, one JSON object on standard output.
- * Finds its functions by dlsym; `resolve` says where each way of finding them leads. Linked against nothing but libc.
+ * A program of the driver API that puts the hook through its paces: `program MODE [ARGUMENT...]`, one JSON object on
+ * standard output. Finds its functions by dlsym; `resolve` says where each way of finding them leads. Linked against
+ * nothing but libc.
  */
 #define _GNU_SOURCE
 #define CUDA_ENABLE_DEPRECATED
@@ -176,7 +177,8 @@ static void resolve(void) {
         say(key, ours(dlsym(driver, names[i])));
         snprintf(key, sizeof key, "default %s", names[i]);
         say(key, ours(dlsym(RTLD_DEFAULT, names[i])));
-        void *(*old)(void *, const char *) = (void *(*)(void *, const char *))dlvsym(RTLD_DEFAULT, "dlsym", "GLIBC_2.2.5");
+        void *(*old)(void *, const char *) =
+            (void *(*)(void *, const char *))dlvsym(RTLD_DEFAULT, "dlsym", "GLIBC_2.2.5");
         snprintf(key, sizeof key, "old dlsym %s", names[i]);
         say(key, old ? ours(old(driver, names[i])) : -1);
     }
@@ -202,7 +204,7 @@ static void resolve(void) {
     say("error text", dlerror() != NULL || dlsym(driver, "cuNoSuchThing") != NULL || dlerror() != NULL);
 }
 
-static int stop;
+static int stop, only_launch;
 
 static void *launch_for_ever(void *unused) {
     CUstream stream;
@@ -212,7 +214,11 @@ static void *launch_for_ever(void *unused) {
     long n = 0;
     while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
         CHECK(launch(stream, 20000));
-        if (++n % 64 == 0)
+        if (++n % 64 != 0)
+            continue;
+        if (only_launch) /* waiting is not allowed while another thread captures in the global mode */
+            usleep(1500);
+        else
             CHECK(F(cuStreamSynchronize)(stream));
     }
     CHECK(F(cuStreamSynchronize)(stream));
@@ -228,6 +234,7 @@ static void capture(void) {
     void *other;
     start();
     CHECK(F(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    only_launch = 1;
     pthread_create(&thread, NULL, launch_for_ever, NULL);
     for (int round = 0; round < 20; round++) {
         CHECK(F(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
@@ -299,6 +306,22 @@ static void launches(int count) {
     CHECK(F(cuCtxSynchronize)());
 }
 
+static void left_behind(void) {
+    CUstream stream, other;
+    CUgraph graph;
+    start();
+    CHECK(F(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(F(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < 200; i++)
+        CHECK(launch(other, 50000));
+    CHECK(F(cuStreamSynchronize)(other));
+    CHECK(F(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    for (int i = 0; i < 10000; i++)
+        CHECK(launch(other, 50000));
+    say("ended", F(cuStreamEndCapture)(other, &graph)); /* the wrong stream: the capture goes on */
+    CHECK(F(cuStreamDestroy_v2)(stream));
+}
+
 static void children(void) {
     fflush(stdout);
     pid_t child = fork(); /* before the driver starts: each is a process of its own */
@@ -366,6 +389,8 @@ int main(int argc, char **argv) {
         streams();
     else if (!strcmp(mode, "launches"))
         launches(atoi(argv[2]));
+    else if (!strcmp(mode, "left-behind"))
+        left_behind();
     else if (!strcmp(mode, "children"))
         children();
     else if (!strcmp(mode, "copies"))

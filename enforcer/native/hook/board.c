@@ -20,8 +20,9 @@ static struct pm_board *map(const char *path) {
     struct pm_board head;
     struct stat st;
     void *at = MAP_FAILED;
-    if (fstat(fd, &st) == 0 && (uint64_t)st.st_size == sizeof head && pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head &&
-        head.magic == PM_BOARD_MAGIC && head.abi_major == PM_ABI_MAJOR && head.total_size == sizeof head)
+    if (fstat(fd, &st) == 0 && (uint64_t)st.st_size == sizeof head &&
+        pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head && head.magic == PM_BOARD_MAGIC &&
+        head.abi_major == PM_ABI_MAJOR && head.total_size == sizeof head)
         at = mmap(NULL, sizeof head, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     return at == MAP_FAILED ? NULL : at;

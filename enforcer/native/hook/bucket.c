@@ -2,9 +2,11 @@
 
 #include "clock.h"
 
-#define BURST_NS 20000000   /* what an idle allocation can save up */
-#define QUANTUM_NS 2000000  /* a waiter sleeps until so much is there: waking for every launch makes short ones drift */
-#define SLICE_NS 20000000u  /* longest sleep at a time: the caller may hold a lock, and the limit may change */
+#define BURST_NS 20000000 /* what an idle allocation can save up */
+#define QUANTUM_NS                                                                                                     \
+    2000000                /* a waiter sleeps until so much is there: waking for every launch makes short ones drift   \
+                            */
+#define SLICE_NS 20000000u /* longest sleep at a time: the caller may hold a lock, and the limit may change */
 
 /* Adds what has come in since the last refill; whoever wins the exchange adds it, so nobody else has to. */
 static void refill(struct pm_bucket *bucket, uint64_t limit_ppm, uint64_t now) {
