@@ -18,7 +18,7 @@
 #define TAIL_NS 200000u
 #define REFERENCE_NS 1000000000
 #define FAULT_LIMIT 16u
-#define WAIT_NS 100000u /* a wait from here on says how long the work was */
+#define WAIT_NS 100000u        /* a wait from here on says how long the work was */
 #define CAPTURED_NS 100000000u /* so much is charged as estimated when no event may be touched */
 #define OVERDUE_NS 100000000u  /* beyond its estimate a running launch is charged as it goes */
 
@@ -273,7 +273,7 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
                                              : (int64_t)(segment->host_gap_ns + tracker->mark_cost_ns / 2));
         took = took < 500 ? 500 : took;
         if (pm_samples_blurred(segment, (uint64_t)span, (uint64_t)took))
-            cost = pm_samples_take_blurred(tracker, segment->entry, (uint64_t)span);
+            cost = pm_samples_take_blurred(tracker, segment, (uint64_t)span);
         else if (segment->neighbours)
             cost = pm_samples_take_shared(tracker, segment->entry, (uint64_t)took, segment);
         else
