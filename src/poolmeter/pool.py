@@ -250,6 +250,8 @@ class Pool:
 
     def _enforcer(self, node: NodePlan, collector_url: str) -> Daemon:
         words = ["enforcer", "--name", node.name, "--run", str(node.run), "--collector", collector_url]
+        if node.machine is not None:
+            words += ["--simulate", "--interval", str(self.interval_s)]
         return self._add(self._named("enforcer", node), words, node.data, self.environment(node))
 
     def _dashboard(self, port: int) -> Daemon:
