@@ -77,7 +77,9 @@ def listen(host: str, port: int) -> socket.socket:
         server.listen(128)
     except OSError as error:
         server.close()
-        raise Unavailable(f"collector cannot listen on {host} port {port}: {error.strerror or error}") from None
+        raise Unavailable(
+            f"collector cannot listen on {host} port {port}: {error.strerror or error}; expected a port that is free (port in [collector] of --config, or --port)"
+        ) from None
     return server
 
 
