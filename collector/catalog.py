@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolmeter.collector.tables import STORE_VERSION, literal
+from poolmeter.collector.tables import quoted as quoted
 from poolmeter.errors import DataError, Unavailable
 
 if TYPE_CHECKING:
