@@ -10,6 +10,9 @@
 #define PM_FIRST_SAMPLES 3u    /* so many launches of a kind are timed at once */
 #define PM_SAMPLE_BUDGET_NS 1500000u /* device time between two samples of a kind: an event pair costs below 0.3 % of it */
 
+#define PM_KIND_NAMED 1u      /* its name has been looked at */
+#define PM_KIND_COLLECTIVE 2u /* waits for its peers on other devices */
+
 struct pm_estimate {
     uint64_t key;
     uint64_t ns;         /* 0: unknown */
@@ -20,6 +23,8 @@ struct pm_estimate {
     uint64_t shared_ns;  /* charged on the strength of shared spans alone */
     uint32_t shared;     /* launches charged so */
     uint32_t random;
+    uint32_t unknown_launches; /* under a compute limit, before anything was known */
+    uint32_t flags;            /* PM_KIND_… */
 };
 
 struct pm_estimates;

@@ -86,14 +86,20 @@ static void refresh_limits(struct pm_process *self) {
     if (copy && self->grant && pm_grant_read(self->grant, copy)) {
         for (uint32_t d = 0; d < self->view.device_count; d++) {
             struct pm_limits limits = {.limit_ppm = PM_UNLIMITED, .memory_limit = 0};
+            const struct pm_grant_device *listed = NULL;
             for (uint32_t i = 0; i < copy->device_count; i++) {
                 const struct pm_grant_device *entry = &copy->devices[i];
                 if (strncmp(entry->uuid, self->uuids[d], PM_UUID_BYTES) == 0)
-                    limits = (struct pm_limits){entry->limit_ppm, entry->memory_limit, 1, entry->show_memory};
+                    listed = entry;
             }
+            if (listed)
+                limits = (struct pm_limits){listed->limit_ppm, listed->memory_limit, 1, listed->show_memory, copy->charge_copies};
+            pm_limiter_set(&self->limiters[d], copy->generation, limits.limit_ppm, listed && (listed->soft || copy->soft),
+                           listed ? listed->weight : 0, copy->suspended != 0);
             pm_poke(&self->limits[d].limit_ppm, limits.limit_ppm);
             pm_poke(&self->limits[d].memory_limit, limits.memory_limit);
             pm_poke(&self->limits[d].show_memory, limits.show_memory);
+            pm_poke(&self->limits[d].charge_copies, limits.charge_copies);
             pm_poke(&self->limits[d].listed, limits.listed);
         }
         pm_store(&self->grant_generation, copy->generation);
@@ -149,6 +155,7 @@ static uint32_t attach_locked(struct pm_process *self) {
     for (uint32_t d = 0; d < self->view.device_count; d++) {
         memcpy(self->uuids[d], pm_view_device(&self->view, d)->uuid, PM_UUID_BYTES);
         self->uuids[d][PM_UUID_BYTES - 1] = 0;
+        self->limiters[d].bucket = &pm_view_device(&self->view, d)->bucket;
     }
     self->lock_fd = pm_open_page(path, O_RDWR);
     if (self->lock_fd < 0) {
@@ -222,7 +229,7 @@ struct pm_limits pm_process_limits(struct pm_process *self, uint32_t device) {
     }
     struct pm_limits *now = &self->limits[device];
     return (struct pm_limits){pm_peek(&now->limit_ppm), pm_peek(&now->memory_limit), pm_peek(&now->listed),
-                              pm_peek(&now->show_memory)};
+                              pm_peek(&now->show_memory), pm_peek(&now->charge_copies)};
 }
 
 bool pm_process_take(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes) {
@@ -272,6 +279,7 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
             if (self->context_count < 4)
                 atexit(at_exit); /* the driver may have registered its own meanwhile; ours has to come first */
             pm_tracker_init(&found->tracker, driver, pm_process_counters(self, device));
+            found->tracker.limiter = &self->limiters[device];
             found->tracker.board = self->boards[device];
             found->tracker.seat = self->seats[device];
             found->tracker.settler = &self->settler;

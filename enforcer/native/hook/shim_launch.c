@@ -16,6 +16,16 @@ static enum capture capture_of(CUstream stream) {
     return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE ? NOT_CAPTURING : CAPTURING;
 }
 
+/* The usual launch goes without: nothing limits, or there is device time left and its kind is known. */
+static bool must_ask(struct pm_process *self, const struct pm_context *context, const struct pm_estimate *entry) {
+    const struct pm_limiter *limiter = &self->limiters[context->device];
+    if (pm_load(&self->grant->generation) != pm_load(&self->grant_generation))
+        return true;
+    if (!pm_peek(&limiter->active))
+        return false;
+    return pm_bucket_balance(limiter->bucket) <= 0 || pm_peek(&limiter->suspended) || pm_peek(&limiter->soft) || !entry || pm_peek(&entry->ns) == 0;
+}
+
 static void ticket_open(struct ticket *ticket, uint64_t kind, CUstream stream) {
     ticket->launch.tracker = NULL;
     ticket->counters = NULL;
@@ -27,7 +37,10 @@ static void ticket_open(struct ticket *ticket, uint64_t kind, CUstream stream) {
         return;
     ticket->counters = context->tracker.counters;
     struct pm_estimate *entry = pm_estimate_find(self->estimates, kind ? kind : 1);
-    pm_launch_begin(&ticket->launch, &context->tracker, entry, stream, pm_lane_key(stream));
+    uint64_t lane_key = pm_lane_key(stream);
+    if (must_ask(self, context, entry))
+        pm_limiter_wait(self, context, entry, stream, lane_key);
+    pm_launch_begin(&ticket->launch, &context->tracker, entry, stream, lane_key);
 }
 
 static void ticket_close(struct ticket *ticket, CUresult result, bool graph) {

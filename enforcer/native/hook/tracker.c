@@ -48,10 +48,18 @@ static void charge(struct pm_tracker *tracker, uint64_t ns) {
     tracker->credit_ns -= kept;
     if (ns > kept)
         pm_add(&tracker->counters->busy_ns, ns - kept);
+    tracker->owed_ns += (int64_t)(ns - kept);
 }
 
 static void settle_pending(struct pm_tracker *tracker, uint64_t estimate_ns) {
     __atomic_fetch_sub(&tracker->counters->pending_ns, estimate_ns, __ATOMIC_RELAXED);
+    tracker->owed_ns -= (int64_t)estimate_ns;
+}
+
+/* The same charge limits: the account has had the estimates, and is set right by what they turned out to be. */
+static void true_up(struct pm_tracker *tracker) {
+    pm_limiter_true_up(tracker->limiter, tracker->owed_ns);
+    tracker->owed_ns = 0;
 }
 
 /* ---- marks ------------------------------------------------------------------------------------------------------- */
@@ -427,6 +435,7 @@ static void poll_locked(struct pm_tracker *tracker) {
     }
     tracker->segment_count = kept;
     tracker->polled_ns = pm_now_ns();
+    true_up(tracker);
 }
 
 void pm_tracker_poll(struct pm_tracker *tracker) {
@@ -524,6 +533,7 @@ static void abandon_segment(struct pm_tracker *tracker, struct pm_lane *lane) {
     charge(tracker, estimate);
     drop_mark(tracker, lane->open);
     lane->open = PM_NO_MARK;
+    true_up(tracker);
 }
 
 /* Charges all that is pending at its estimates. */
@@ -536,6 +546,7 @@ static void charge_estimates(struct pm_tracker *tracker) {
     for (uint32_t i = 0; i < PM_LANES; i++)
         if (tracker->lanes[i].key && tracker->lanes[i].open != PM_NO_MARK)
             abandon_segment(tracker, &tracker->lanes[i]);
+    true_up(tracker);
 }
 
 /* A mark now, in a stream that is alive; ends what is open. */
@@ -620,6 +631,7 @@ void pm_launch_end(struct pm_launch *launch, bool launched) {
     struct pm_tracker *tracker = launch->tracker;
     struct pm_lane *lane = launch->lane;
     pm_poke(&tracker->counters->last_activity_ns, pm_realtime_coarse_ns());
+    pm_limiter_launched(tracker->limiter, launch->estimate_ns);
     if (!lane || pm_peek(&lane->open) == PM_NO_MARK) { /* nothing will ever settle it */
         pm_add(&tracker->counters->busy_ns, launch->estimate_ns);
         return;
@@ -672,6 +684,28 @@ void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_ke
     pthread_mutex_lock(&tracker->lock);
     if (usable(tracker) && lane->open != PM_NO_MARK && pm_peek(&lane->launches))
         mark_now(tracker, lane, stream);
+    pthread_mutex_unlock(&tracker->lock);
+}
+
+void pm_tracker_mark(struct pm_tracker *tracker, void *stream, uint64_t lane_key) {
+    struct pm_lane *lane = find_lane(tracker, lane_key);
+    if (!lane || pm_peek(&lane->launches) == 0)
+        return;
+    pthread_mutex_lock(&tracker->lock);
+    if (usable(tracker) && lane->open != PM_NO_MARK && pm_peek(&lane->launches))
+        mark_now(tracker, lane, stream);
+    pthread_mutex_unlock(&tracker->lock);
+}
+
+void pm_tracker_rested(struct pm_tracker *tracker, uint64_t lane_key) {
+    struct pm_lane *lane = find_lane(tracker, lane_key);
+    if (!lane)
+        return;
+    pthread_mutex_lock(&tracker->lock);
+    if (lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0) {
+        drop_mark(tracker, lane->open);
+        lane->open = PM_NO_MARK;
+    }
     pthread_mutex_unlock(&tracker->lock);
 }
 

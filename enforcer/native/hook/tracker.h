@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "estimates.h"
+#include "limiter.h"
 #include "pages.h"
 
 /* The driver's event calls. All return 0 or an error; query returns 0 (passed), PM_NOT_READY or an error. */
@@ -82,6 +83,8 @@ struct pm_tracker {
     pthread_mutex_t lock;
     const struct pm_driver *driver;
     struct pm_counters *counters; /* of the own slot and this device */
+    struct pm_limiter *limiter; /* NULL: no account is kept */
+    int64_t owed_ns;            /* to the limiter's account: charged beyond the estimates that were settled */
     struct pm_board *board;
     uint32_t seat;
     bool broken; /* events do not work here: estimates only */
@@ -131,6 +134,10 @@ void pm_launch_end(struct pm_launch *launch, bool launched);
 void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key);
 /* Before the program waits for the stream (NULL tail: for everything); ends an open segment worth measuring. */
 void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_key);
+/* Ends an open segment, however short. */
+void pm_tracker_mark(struct pm_tracker *tracker, void *stream, uint64_t lane_key);
+/* The program was held from launching: what comes next begins with a mark of its own. */
+void pm_tracker_rested(struct pm_tracker *tracker, uint64_t lane_key);
 /* Charges what has passed. */
 void pm_tracker_poll(struct pm_tracker *tracker);
 /*
