@@ -43,7 +43,7 @@ check: install-test
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 # The same tests at full counts; with MINUTES they repeat with new seeds until the time is up.
 long: install-test

@@ -148,6 +148,7 @@ def _rows(charges: list[Charge], by: tuple[str, ...], plan: PricePlan) -> list[d
         row["quantity"] = measures.hours(sum(charge.us for charge in members))
         row["unit"] = "device-hour"
         prices = {price for charge in members for price in charge.prices}
+        prices = prices or {price for charge in members for price in charge.idle_prices}
         if len(prices) == 1:
             row["unit_price"] = next(iter(prices))
         row["cost"] = money(sum(charge.amount for charge in members), plan.minor_digits)

@@ -24,12 +24,16 @@ Key = tuple[tuple[bool, str], ...]
 
 @dataclass
 class Charge:
-    """One finest line: where it belongs, its device time, its prices, its amount in the currency's smallest unit."""
+    """One finest line: where it belongs, its device time, its amount in the currency's smallest unit.
+
+    `prices` are those of its device time, `idle_prices` those that applied where there was none.
+    """
 
     share: Share
     us: int = 0
     weight: int = 0
     prices: set[Decimal] = field(default_factory=set)
+    idle_prices: set[Decimal] = field(default_factory=set)
     measures: Measures | None = None
     amount: int = 0
     order: str = ""
@@ -52,8 +56,7 @@ def rate(shares: Iterable[Share], plan: PricePlan) -> list[Charge]:
         charge.us += share.us
         charge.weight += share.us * int(price.scaleb(PRICE_DECIMALS, _EXACT))
         charge.order = min(charge.order, share.order)
-        if share.us:
-            charge.prices.add(price)
+        (charge.prices if share.us else charge.idle_prices).add(price)
         if share.measures is not None:
             charge.measures = share.measures if charge.measures is None else charge.measures.plus(share.measures)
     return [charge for day in sorted(days) for charge in _rate_day(list(days[day].values()), plan.minor_digits)]

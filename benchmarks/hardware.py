@@ -6,6 +6,7 @@ bill). Figures go to --output (benchmarks/results) as JSON lines and a Markdown 
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -29,15 +30,17 @@ def spin(*words: str) -> list[str]:
 
 
 def busy(results: Results, found: Card, seconds: float) -> None:
-    """Busy time against truth, alone on the card."""
+    """Busy time against truth, alone on the card; also after the same kernel was run with other lengths (calibrating)."""
     cells = [(us, pattern, blocks) for us in ("50", "200", "1000", "5000", "20000") for pattern, blocks in (("stream", "1"), ("sync", "1"))]
     cells += [("50", "graph", "1"), ("50", "stream", "16"), ("1000", "stream", "16"), ("200", "streams", "4"), ("5", "stream", "1")]
-    for kernel_us, pattern, blocks in cells:
+    for (kernel_us, pattern, blocks), calibrating in itertools.product(cells, (False, True)):
         words = spin("--kernel-us", kernel_us, "--pattern", pattern, "--blocks-per-sm", blocks, "--seconds", str(seconds))
+        if not calibrating:
+            words += ["--rounds", str(finish(start([*words, "--seconds", "0.1"], os.environ))["rounds"])]
         with share(found.uuid) as mine:
             out = finish(start(words, mine.environment()), seconds * 4 + 60)
             counted = mine.counters()
-        row = {"kernel_us": kernel_us, "pattern": pattern, "blocks_per_sm": blocks}
+        row = {"kernel_us": kernel_us, "pattern": pattern, "blocks_per_sm": blocks, "calibrating": calibrating}
         if "failed" in out or not out.get("truth_ns"):
             results.add("busy time alone", **row, failed=str(out))
             continue
@@ -76,13 +79,15 @@ def sharers(results: Results, found: Card, seconds: float) -> None:
         if "failed" in lone:
             results.add("two sharers", kernel_us=kernel_us, failed=str(lone))
             continue
+        known = [*words, "--rounds", str(lone["rounds"])]  # timed alone: beside another tenant a kernel takes longer
+        lone = finish(start(known, os.environ))
         each = lone["truth_ns"] / lone["kernels"]
         with share(found.uuid, name="a-first") as first, share(found.uuid, name="a-second") as second:
             # Both allocations of one node share its folder, as an enforcer lays them out.
             moved = first.folder.parent / "a-second"
             second.folder.rename(moved)
             pair = [Share(first.folder, found.uuid), Share(moved, found.uuid)]
-            running = [start(words, item.environment()) for item in pair]
+            running = [start(known, item.environment()) for item in pair]
             outs = [finish(process) for process in running]
             for number, (item, out) in enumerate(zip(pair, outs, strict=True)):
                 if "failed" in out:

@@ -11,6 +11,7 @@ from poolmeter.collector.segments import TEMPORARY, Segment, sync_folder
 from poolmeter.collector.tables import TABLES, VIEWS, literal, quoted, view_fields
 
 if TYPE_CHECKING:
+    import duckdb
     import pyarrow as pa
 
 
@@ -19,36 +20,63 @@ def catalog_name(generation: int) -> str:
     return f"catalog-{generation}.duckdb"
 
 
-def write_catalog(root: Path, generation: int, segments: Sequence[Segment], tables: Mapping[str, "pa.Table"]) -> Path:
-    """A durable catalog that nothing names yet. `tables` holds every table of `TABLES`. Raises OSError, duckdb.Error."""
-    import duckdb
+class CatalogWriter:
+    """Writes catalogs, one after the other; keeps one DuckDB instance, since starting one costs as much as writing a catalog."""
 
-    temporary = root / f"{TEMPORARY}catalog-{generation}.duckdb"
-    temporary.unlink(missing_ok=True)
-    try:
-        with duckdb.connect(str(temporary), config={"threads": 1}) as connection:
-            connection.execute(f"SET file_search_path = {literal(str(root.absolute()))}")
-            connection.execute("BEGIN")
-            for name in TABLES:
-                connection.register("incoming", tables[name])
-                connection.execute(f"CREATE TABLE {name} AS SELECT * FROM incoming")
-                connection.unregister("incoming")
-            for view in VIEWS:
-                connection.execute(view_statement(view, segments))
-            connection.execute("COMMIT")
-        handle = os.open(temporary, os.O_RDONLY)
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._engine: duckdb.DuckDBPyConnection | None = None
+
+    def write(self, generation: int, segments: Sequence[Segment], tables: Mapping[str, "pa.Table"]) -> Path:
+        """A durable catalog that nothing names yet. `tables` holds every table of `TABLES`. Raises OSError, duckdb.Error."""
+        temporary = self._root / f"{TEMPORARY}catalog-{generation}.duckdb"
+        temporary.unlink(missing_ok=True)
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        final = root / catalog_name(generation)
-        os.rename(temporary, final)
-    except Exception:
-        for left in (temporary, temporary.with_name(temporary.name + ".wal")):
-            left.unlink(missing_ok=True)
-        raise
-    sync_folder(root)
-    return final
+            self._fill(temporary, segments, tables)
+            handle = os.open(temporary, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            final = self._root / catalog_name(generation)
+            os.rename(temporary, final)
+        except Exception:
+            # What an instance that has failed once still holds is not worth finding out.
+            self.close()
+            for left in (temporary, temporary.with_name(temporary.name + ".wal")):
+                left.unlink(missing_ok=True)
+            raise
+        sync_folder(self._root)
+        return final
+
+    def close(self) -> None:
+        """Let go of the instance."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _fill(self, path: Path, segments: Sequence[Segment], tables: Mapping[str, "pa.Table"]) -> None:
+        engine = self._engine = self._engine or self._start()
+        engine.execute(f"ATTACH {literal(str(path))} AS next")
+        engine.execute("USE next")
+        engine.execute("BEGIN")
+        for name in TABLES:
+            engine.register("incoming", tables[name])
+            engine.execute(f"CREATE TABLE {name} AS SELECT * FROM incoming")
+            engine.unregister("incoming")
+        for view in VIEWS:
+            engine.execute(view_statement(view, segments))
+        engine.execute("COMMIT")
+        engine.execute("USE memory")
+        # Detaching writes the last pages and closes the file.
+        engine.execute("DETACH next")
+
+    def _start(self) -> "duckdb.DuckDBPyConnection":
+        import duckdb
+
+        engine = duckdb.connect(config={"threads": 1})
+        engine.execute(f"SET file_search_path = {literal(str(self._root.absolute()))}")
+        return engine
 
 
 def view_statement(view: str, segments: Sequence[Segment]) -> str:

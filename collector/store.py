@@ -21,7 +21,7 @@ from poolmeter.clock import SystemClock
 from poolmeter.collector.catalog import current_name, generation_of, open_catalog
 from poolmeter.collector.check import Checked
 from poolmeter.collector.now import NOW_TABLES, Newest, rows_to_table
-from poolmeter.collector.publication import name_current, write_catalog
+from poolmeter.collector.publication import CatalogWriter, name_current
 from poolmeter.collector.segments import FOLDER, TEMPORARY, Segment, day_of, split_days, sync_folder, sync_folders, write_segment
 from poolmeter.collector.sequences import Ranges
 from poolmeter.collector.tables import DAY_SOURCES, STORE_VERSION, TABLES, SegmentKind, arrow_schema
@@ -116,6 +116,7 @@ class Store:
         self._on_step = on_step or (lambda _: None)
         self._mutex = threading.Lock()
         self._doomed: list[tuple[float, Path]] = []
+        self._writer = CatalogWriter(root)
         self._lock = _own(root)
         try:
             self._state = self._load()
@@ -139,6 +140,7 @@ class Store:
 
     def close(self) -> None:
         """Let go of the root."""
+        self._writer.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -266,7 +268,7 @@ class Store:
         """Make a state the published one (its segments are durable already), and doom what it no longer names."""
         before = self._state
         wanted = replace(wanted, generation=before.generation + 1)
-        write_catalog(self.root, wanted.generation, tuple(wanted.segments.values()), _tables(wanted))
+        self._writer.write(wanted.generation, tuple(wanted.segments.values()), _tables(wanted))
         self._on_step("catalog")
 
         def replaced() -> None:

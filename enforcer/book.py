@@ -11,20 +11,20 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.enforcer import allocations as disk
 from poolmeter.enforcer.actuators import actuator_of
 from poolmeter.enforcer.admission import OverCommit, admit_change, demand_of, find, occupancy, place
+from poolmeter.enforcer.changes import STEP, Changed, Owner, below_use, granted, released, resized, without_memory
 from poolmeter.enforcer.inventory import Device, DeviceInventory
 from poolmeter.enforcer.journal import Journal
 from poolmeter.enforcer.request import AllocationRequest, ResizeRequest, check_id, check_request, check_resize
 from poolmeter.errors import DataError, PoolmeterError, Refused, Unavailable
-from poolmeter.model.allocation import Allocation, AllocationState, Mode, SlicePromise
+from poolmeter.model.allocation import Allocation, AllocationState
 from poolmeter.model.decision import JournalEvent
 from poolmeter.model.plain import from_plain, to_plain
-from poolmeter.model.units import format_size
 from poolmeter.pages.grant import read_grant
 from poolmeter.pages.meter import create_meter, reclaim
 from poolmeter.places import NodeRun
@@ -32,24 +32,6 @@ from poolmeter.places import NodeRun
 log = logging.getLogger(__name__)
 
 _FOLD_AFTER_US = 10_000_000
-_FIRST_GENERATION = 2  # of a grant page; each change adds 2
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Who asks: the user, and the process that the allocation ends with (pid and start time None: no such process)."""
-
-    uid: int | None = None
-    pid: int | None = None
-    start_ticks: int | None = None
-
-
-@dataclass(frozen=True)
-class Changed:
-    """An allocation after a change, and what whoever asked should know."""
-
-    allocation: Allocation
-    warnings: tuple[str, ...] = ()
 
 
 class Book:
@@ -104,7 +86,7 @@ class Book:
             raise Unavailable(f"run folder {self.run.root} has an enforcer already, expected none") from None
         try:
             with self._lock:
-                self._reconcile(self.journal.open())
+                self._reconcile()
         except BaseException:
             self.close()
             raise
@@ -155,24 +137,7 @@ class Book:
                     )
                 raise
             now = self.clock.wall_us()
-            allocation = Allocation(
-                id=disk.new_id(now),
-                labels=request.labels,
-                mode=request.mode,
-                slices=slices,
-                state=AllocationState.ACTIVE,
-                generation=_FIRST_GENERATION,
-                created_us=now,
-                changed_us=now,
-                enforcement=request.enforcement,
-                pinned=request.pinned,
-                cpu_milli=request.cpu_milli,
-                host_memory_bytes=request.host_memory_bytes,
-                on_fault=request.on_fault,
-                owner_pid=owner.pid,
-                owner_start_ticks=owner.start_ticks,
-                owner_uid=owner.uid,
-            )
+            allocation = granted(disk.new_id(now), request, slices, owner, now)
             self._build(allocation, devices)
             return allocation
 
@@ -189,7 +154,7 @@ class Book:
                     raise Refused(f"allocation {allocation.id} has no share of device {only}, expected one of its own devices")
             after = self._resized(allocation, request.compute_ppm, request.memory_bytes, only, devices)
             self._change(allocation, after, devices, "resized")
-            return Changed(self._allocations[allocation.id], self._lowered_below_use(after))
+            return Changed(self._allocations[allocation.id], below_use(after, disk.memory_in_use(disk.folder_of(self.run, after.id))))
 
     def release(self, allocation_id: str, *, force: bool = False, reason: str | None = None) -> Allocation:
         """Ends an allocation. Raises Refused while programs use it, unless forced.
@@ -203,7 +168,7 @@ class Book:
             if live and not force:
                 told = ", ".join(f"{slot.pid} ({slot.comm})" for slot in live[:8])
                 raise Refused(f"allocation {allocation_id} is used by {len(live)} process(es), {told}: expected none, or --force")
-            after = replace(allocation, state=AllocationState.RELEASED, changed_us=self.clock.wall_us())
+            after = released(allocation, self.clock.wall_us())
             self._journal("released", after, reason=reason)
             self._finish_release(after)
             return after
@@ -221,7 +186,7 @@ class Book:
                 raise Refused(f"decision {decision_id} was decided before, expected a new one")
             if after is not None:
                 before = self.get(allocation_id)
-                if after.generation != before.generation + 2:
+                if after.generation != before.generation + STEP:
                     raise Refused(f"allocation {allocation_id} has moved on to generation {before.generation} meanwhile")
                 return self._change(before, after, devices, "decision", decision_id, reason)
             tenant = self._allocations[allocation_id].labels.tenant if allocation_id in self._allocations else None
@@ -251,7 +216,7 @@ class Book:
 
         Slots that have been dead for a while and that nobody has folded are folded, so that nothing of theirs stays reserved.
         """
-        released = []
+        ended = []
         for allocation in self.entries():
             folder = disk.folder_of(self.run, allocation.id)
             self._fold_dead(allocation.id)
@@ -263,8 +228,8 @@ class Book:
                 self.release(allocation.id, reason="its owner has ended")
             except Refused:
                 continue  # a process came in between, or somebody else released it
-            released.append(allocation.id)
-        return tuple(released)
+            ended.append(allocation.id)
+        return tuple(ended)
 
     def _fold_dead(self, allocation_id: str) -> None:
         # Survivors fold at once, the exporter after it has read what each process used: both come first.
@@ -295,9 +260,7 @@ class Book:
         try:
             disk.publish(self.run, allocation.id)
         except OSError as error:
-            self._journal(
-                "released", replace(allocation, state=AllocationState.RELEASED), reason=f"it could not be stored: {error.strerror}"
-            )
+            self._journal("released", released(allocation, self.clock.wall_us()), reason=f"it could not be stored: {error.strerror}")
             disk.discard(self.run, allocation.id)
             raise Unavailable(f"allocation {allocation.id} cannot be stored under {self.run.allocations}: {error.strerror}") from None
         self._allocations[allocation.id] = allocation
@@ -305,15 +268,10 @@ class Book:
     def _resized(
         self, allocation: Allocation, compute_ppm: int | None, memory_bytes: int | None, only: str | None, devices: tuple[Device, ...]
     ) -> Allocation:
-        if allocation.mode is Mode.WHOLE:
-            raise Refused(f"allocation {allocation.id} has mode whole, expected mode hook to resize")
-        slices = tuple(
-            item if only is not None and item.device_uuid != only else _resized_slice(item, compute_ppm, memory_bytes)
-            for item in allocation.slices
-        )
+        after = resized(allocation, compute_ppm, memory_bytes, only, self.clock.wall_us())
         others = [item for item in self._allocations.values() if item.id != allocation.id]
-        admit_change(allocation, slices, occupancy(devices, others), self.over)
-        return replace(allocation, slices=slices, generation=allocation.generation + 2, changed_us=self.clock.wall_us(), decision_id=None)
+        admit_change(allocation, after.slices, occupancy(devices, others), self.over)
+        return after
 
     def _change(
         self,
@@ -351,7 +309,7 @@ class Book:
     def _finish_release(self, allocation: Allocation) -> None:
         folder = disk.folder_of(self.run, allocation.id)
         try:
-            generation = actuator_of(allocation.mode).apply(folder, _closed(allocation), {})
+            generation = actuator_of(allocation.mode).apply(folder, without_memory(allocation), {})
             disk.save(folder, replace(allocation, generation=generation))
         except (OSError, PoolmeterError) as error:
             log.warning("allocation %s: its grant could not be closed: %s", allocation.id, error)
@@ -361,15 +319,6 @@ class Book:
             disk.retire(self.run, allocation.id)
         except OSError as error:  # it is journalled; the next start moves it
             log.error("allocation %s: its folder could not be moved to %s: %s", allocation.id, self.run.retired, error)
-
-    def _lowered_below_use(self, allocation: Allocation) -> tuple[str, ...]:
-        used = disk.memory_in_use(disk.folder_of(self.run, allocation.id))
-        return tuple(
-            f"memory limit {format_size(item.memory_bytes)} on device {item.device_uuid} is below the"
-            f" {format_size(used[item.device_uuid])} in use: new memory is denied until use falls below it"
-            for item in allocation.slices
-            if used.get(item.device_uuid, 0) > item.memory_bytes
-        )
 
     def _journal(
         self, kind: str, allocation: Allocation, *, decision_id: str | None = None, outcome: str | None = None, reason: str | None = None
@@ -387,13 +336,22 @@ class Book:
 
     # ---- after a crash ---------------------------------------------------------------------------------------------
 
-    def _reconcile(self, events: tuple[JournalEvent, ...]) -> None:
-        self.decided = {event.decision_id for event in events if event.kind == "decision" and event.decision_id is not None}
-        journalled: dict[str, Allocation] = {}
-        for event in events:
-            if event.allocation is not None:
-                allocation = from_plain(Allocation, event.allocation, f"{self.journal.path} event {event.sequence}")
-                journalled[allocation.id] = allocation
+    def _reconcile(self) -> None:
+        here = {*disk.published(self.run), *disk.staged(self.run)}
+        told: dict[str, tuple[int, dict[str, object]]] = {}  # the last word on each allocation that is in force or still on the disk
+
+        def see(event: JournalEvent) -> None:
+            if event.kind == "decision" and event.decision_id is not None:
+                self.decided.add(event.decision_id)
+            if event.allocation is not None and event.allocation_id is not None:
+                told[event.allocation_id] = (event.sequence, event.allocation)
+                if event.kind == "released" and event.allocation_id not in here:
+                    del told[event.allocation_id]
+
+        self.journal.open(see)
+        journalled = {
+            key: from_plain(Allocation, plain, f"{self.journal.path} event {sequence}") for key, (sequence, plain) in told.items()
+        }
         for allocation_id in disk.staged(self.run):
             known = journalled.get(allocation_id)
             if known is not None and known.state is AllocationState.ACTIVE and not disk.folder_of(self.run, allocation_id).exists():
@@ -432,8 +390,7 @@ class Book:
                 self._allocations[known.id] = known
         for allocation in journalled.values():
             if allocation.state is AllocationState.ACTIVE and allocation.id not in self._allocations:
-                released = replace(allocation, state=AllocationState.RELEASED, changed_us=self.clock.wall_us())
-                self._journal("released", released, reason="its folder is gone")
+                self._journal("released", released(allocation, self.clock.wall_us()), reason="its folder is gone")
 
     def _restore(self, allocation: Allocation, devices: tuple[Device, ...]) -> None:
         folder = disk.folder_of(self.run, allocation.id)
@@ -447,16 +404,6 @@ class Book:
             self._allocations[allocation.id] = allocation
         else:
             self._put(allocation, devices)
-
-
-def _resized_slice(item: SlicePromise, compute_ppm: int | None, memory_bytes: int | None) -> SlicePromise:
-    if compute_ppm is not None:
-        item = replace(item, promise_ppm=compute_ppm, compute_limit_ppm=compute_ppm)
-    return item if memory_bytes is None else replace(item, memory_bytes=memory_bytes)
-
-
-def _closed(allocation: Allocation) -> Allocation:
-    return replace(allocation, slices=tuple(replace(item, memory_bytes=0) for item in allocation.slices))
 
 
 def _by_uuid(devices: tuple[Device, ...]) -> Mapping[str, Device]:

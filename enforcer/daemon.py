@@ -16,7 +16,8 @@ from typing import Any
 
 from poolmeter import __version__
 from poolmeter.enforcer import allocations as disk
-from poolmeter.enforcer.book import Book, Owner
+from poolmeter.enforcer.book import Book
+from poolmeter.enforcer.changes import Owner
 from poolmeter.enforcer.decisions import DecisionPoll
 from poolmeter.enforcer.protocol import (
     MAX_REQUEST,

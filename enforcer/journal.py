@@ -5,11 +5,10 @@ Readers (the exporter) may read while it is written: a line counts once it ends 
 
 import contextlib
 import fcntl
-import io
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from poolmeter.errors import DataError, Unavailable
@@ -47,14 +46,15 @@ class Journal:
         self._sequence = 0
         self._at_us = 0
 
-    def open(self) -> tuple[JournalEvent, ...]:
-        """Everything journalled so far. A torn last line, which nobody was told of, is cut off.
+    def open(self, see: Callable[[JournalEvent], object] = lambda _: None) -> None:
+        """Shows `see` every event so far, oldest first, one at a time: a journal may be far larger than what is still in force.
 
-        Raises DataError for a broken line before the last, and Unavailable when the file cannot be written.
+        A torn last line, which nobody was told of, is cut off. Raises DataError for a broken line before the last, and Unavailable
+        when the file cannot be written or another enforcer has it.
         """
         try:
-            body = self._claim()
-            events = self._parsed(body)
+            self._claim()
+            self._replay(see)
         except BlockingIOError:
             self.close()
             raise Unavailable(f"journal {self.path} has an enforcer already, expected none") from None
@@ -64,12 +64,8 @@ class Journal:
         except BaseException:
             self.close()
             raise
-        if events:
-            self._sequence = max(event.sequence for event in events)
-            self._at_us = max(event.at_us for event in events)
-        return tuple(events)
 
-    def _claim(self) -> bytes:
+    def _claim(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = not self.path.exists()
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -79,26 +75,25 @@ class Journal:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if fresh:
             sync_folder(self.path.parent)
-        return self.path.read_bytes()
 
-    def _parsed(self, body: bytes) -> list[JournalEvent]:
+    def _replay(self, see: Callable[[JournalEvent], object]) -> None:
         assert self._descriptor is not None
-        events: list[JournalEvent] = []
-        lines = io.BytesIO(body).readlines()  # splitlines would also end a line at a carriage return
-        good = 0
-        for number, line in enumerate(lines, 1):
-            try:
-                if not line.endswith(b"\n"):
-                    raise DataError(f"{self.path} line {number} has no end")
-                events.append(parse_line(line, f"{self.path} line {number}"))
-            except DataError:
-                if number < len(lines):
-                    raise
-                os.ftruncate(self._descriptor, good)
-                os.fsync(self._descriptor)
-                break
-            good += len(line)
-        return events
+        size, good = os.fstat(self._descriptor).st_size, 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    if not line.endswith(b"\n"):
+                        raise DataError(f"{self.path} line {number} has no end")
+                    event = parse_line(line, f"{self.path} line {number}")
+                except DataError:
+                    if good + len(line) < size:
+                        raise
+                    os.ftruncate(self._descriptor, good)
+                    os.fsync(self._descriptor)
+                    break
+                good += len(line)
+                self._sequence, self._at_us = max(self._sequence, event.sequence), max(self._at_us, event.at_us)
+                see(event)
 
     def append(
         self,

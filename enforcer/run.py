@@ -11,7 +11,8 @@ from pathlib import Path
 
 from poolmeter.enforcer import namespace
 from poolmeter.enforcer.allocations import folder_of
-from poolmeter.enforcer.book import Book, Owner
+from poolmeter.enforcer.book import Book
+from poolmeter.enforcer.changes import Owner
 from poolmeter.enforcer.client import answers
 from poolmeter.enforcer.inventory import NvmlInventory
 from poolmeter.enforcer.journal import Journal

@@ -92,9 +92,9 @@ class Agent:
             self._event("gap", f"the spool was corrupted and moved to {self.spool.moved_aside}; what it held is lost", now)
         if fresh:
             # Allocations that exist already stand from now on; the journal's past is not this spool's.
-            part = read_journal(self._data.journal, 0)
+            part = read_journal(self._data.journal, 0, "")
             self.ledger.timeline.learn(part.events)
-            self.ledger.journal_offset = part.offset
+            self.ledger.journal_offset, self.ledger.journal_head = part.offset, part.head
         elif now - self.ledger.cursor_us > BRIDGE_US:
             start = now - BRIDGE_US
             lost = start - self.ledger.cursor_us
@@ -120,7 +120,8 @@ class Agent:
         devices = None
         if self._reading is not None and self._health["nvml"].ok:
             devices = {device.uuid: device for device in self._reading.devices}
-        seen = Observation(devices, self._reading.origin if self._reading else "", allocations)
+        origin, unidentified = (self._reading.origin, self._reading.unidentified) if self._reading else ("", 0)
+        seen = Observation(devices, origin, allocations, unidentified)
         outcome = self._integrator.advance(seen, moment.watched_us)
         if moment.at_us > moment.watched_us:
             self._integrator.close(outcome)
@@ -137,6 +138,14 @@ class Agent:
         self._commit(outcome.records)
         self._housekeeping(allocations)
         return self._publish(seen)
+
+    def recover(self) -> None:
+        """Go back to what was committed last, as after a kill: a turn that failed half-way has counted half."""
+        saved = self.spool.load_state()
+        if saved is not None:
+            self.ledger = ledger_from(saved)
+            self._integrator = Integrator(self.ledger, self._attribution, self._live_us, fresh=False)
+            self._queue = []
 
     def stop(self) -> None:
         """Close the running minute with its own span."""
@@ -203,9 +212,9 @@ class Agent:
         reason = None
         fresh: list[JournalEvent] = []
         try:
-            part = read_journal(self._data.journal, self.ledger.journal_offset)
+            part = read_journal(self._data.journal, self.ledger.journal_offset, self.ledger.journal_head)
             fresh, faults = self.ledger.timeline.learn(part.events)
-            self.ledger.journal_offset = part.offset
+            self.ledger.journal_offset, self.ledger.journal_head = part.offset, part.head
             wrong = [*part.faults, *faults]
             for fault in wrong:
                 _LOG.warning("%s", fault)

@@ -172,6 +172,7 @@ def loop(agent: Agent, clock: Clock, stop: threading.Event, interval_us: int) ->
             agent.turn(0.5 * interval_us / 1_000_000)
         except Exception:
             _LOG.exception("a turn failed; the page stays as it was, the next turn makes up for it")
+            agent.recover()
     # What was counted up to now belongs to the minute that is about to be closed.
     agent.turn(0.2)
 

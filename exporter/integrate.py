@@ -32,6 +32,7 @@ class Observation:
     devices: Mapping[str, DeviceReading] | None
     origin: str
     allocations: Mapping[str, AllocationReading]
+    unidentified: int = 0  # devices that did not say who they are
 
 
 @dataclass
@@ -51,6 +52,9 @@ class Integrator:
         self._live_us = live_us
         # Without history, what counters already say was used before anybody watched.
         self._fresh = fresh
+        self._gone: set[str] = set()
+        self._new: set[str] = set()
+        self._listed = False
         self.unhooked: dict[str, list[ProcessReading]] = {}
 
     def advance(self, seen: Observation, until_us: int) -> Outcome:
@@ -98,20 +102,30 @@ class Integrator:
         for process in ledger.processes.values():
             process.new_minute()
         ledger.processes = {key: process for key, process in ledger.processes.items() if process.present}
+        for uuid in self._gone:
+            ledger.devices.pop(uuid, None)
+        self._gone.clear()
 
     def _meet(self, seen: Observation) -> None:
+        self._new = set()
         if seen.devices is None:
             return
+        self._gone -= seen.devices.keys()
         for uuid, reading in seen.devices.items():
             device = self.ledger.devices.get(uuid)
             if device is None:
                 device = DeviceLedger(uuid, reading.index, reading.model, reading.vendor, reading.memory_total_bytes)
                 self.ledger.devices[uuid] = device
+                self._new.add(uuid)
             device.index, device.model, device.memory_total_bytes = reading.index, reading.model, reading.memory_total_bytes
             device.up = reading.up
-        for uuid, device in self.ledger.devices.items():
-            if uuid not in seen.devices:
-                device.up = False  # the library answers and no longer lists the card
+        missing = self.ledger.devices.keys() - seen.devices.keys()
+        for uuid in missing:
+            self.ledger.devices[uuid].up = False  # the library answers and no longer lists the card
+        if not self._listed and not seen.unidentified:
+            # A card that is not there when the exporter starts was taken out; one that vanishes while it runs is down.
+            self._gone = set(missing)
+        self._listed = True
 
     def _baseline(self, seen: Observation) -> None:
         self._fresh = False
@@ -144,7 +158,8 @@ class Integrator:
         ledger = self.ledger
         for segment in ledger.timeline.advance(start, end):
             length = segment.end_us - segment.start_us
-            claims: dict[str, list[Claim]] = {uuid: [] for uuid in ledger.devices}
+            # A card first seen after a gap was not there in it, for all that is known.
+            claims: dict[str, list[Claim]] = {uuid: [] for uuid in ledger.devices if live or uuid not in self._new}
             for allocation in segment.allocations:
                 ledger.known[allocation.id] = allocation
                 for promise in allocation.slices:
@@ -159,10 +174,11 @@ class Integrator:
                         ledger.devices[promise.device_uuid].m_memory_allocated_bus += promise.memory_bytes * length
                     if not live or (f"{promise.device_uuid}|{allocation.id}" not in metered and not suspended):
                         part.m_unmeasured_us += length
-            for uuid, device in ledger.devices.items():
+            for uuid, standing in claims.items():
+                device = ledger.devices[uuid]
                 if device.m_start_us is None:
                     device.m_start_us = segment.start_us
-                gather(device.parts, length, claims[uuid], down=not device.up)
+                gather(device.parts, length, standing, down=not device.up)
 
     # ---- hook counters -----------------------------------------------------------------------------------------------------------
 
@@ -186,8 +202,11 @@ class Integrator:
                         device.m_hooked_known = False
                 continue
             faults: list[tuple[str, str | None, str]] = []
+            promised = {promise.device_uuid for promise in reading.allocation.slices} if reading.allocation else None
             for uuid in reading.meter.device_uuids:
-                if uuid in self.ledger.devices:
+                if promised is not None and uuid not in promised:
+                    faults.append((reading.id, uuid, f"meter of {reading.id} lists {uuid:.80}, expected only devices of the allocation"))
+                elif uuid in self.ledger.devices:
                     metered.add(f"{uuid}|{reading.id}")
                     self._slice_gain(uuid, reading, reading.meter, gains, faults)
             if faults and reading.id not in marked:

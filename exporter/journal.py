@@ -1,5 +1,6 @@
 """The enforcer's event journal, read by its tail: whole lines only, from a known byte on."""
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from poolmeter.errors import DataError
 from poolmeter.model.decision import JournalEvent
 from poolmeter.model.plain import from_plain
 
+_HEAD = 4096  # bytes that the first line is looked for in
+
 
 @dataclass(frozen=True)
 class JournalPart:
@@ -16,6 +19,7 @@ class JournalPart:
 
     events: tuple[JournalEvent, ...]
     offset: int
+    head: str
     faults: tuple[str, ...] = ()
 
 
@@ -32,19 +36,22 @@ def parse_events(body: bytes, name: str) -> tuple[tuple[JournalEvent, ...], tupl
     return tuple(events), tuple(faults)
 
 
-def read_journal(path: Path, offset: int) -> JournalPart:
-    """What was appended since `offset`. No file: nothing. A file shorter than `offset` was replaced and is read from its start.
+def read_journal(path: Path, offset: int, head: str) -> JournalPart:
+    """What was appended since `offset`. No file: nothing. A file that begins otherwise than `head` says (an inode would be
+    reused), or is shorter than `offset`, is another one and is read from its start.
 
     Raises OSError when it may not be read. A last line without its end is still being written and stays for the next time.
     """
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < offset:
+            start = file.read(_HEAD)
+            found = hashlib.sha256(start[: start.find(b"\n") + 1] or start).hexdigest()
+            if os.fstat(file.fileno()).st_size < offset or found != head:
                 offset = 0
             file.seek(offset)
             body = file.read()
     except FileNotFoundError:
-        return JournalPart((), 0)
+        return JournalPart((), 0, "")
     whole = body[: body.rfind(b"\n") + 1]
     events, faults = parse_events(whole, str(path))
-    return JournalPart(events, offset + len(whole), faults)
+    return JournalPart(events, offset + len(whole), found, faults)

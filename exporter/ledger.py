@@ -8,10 +8,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from poolmeter.errors import DataError
 from poolmeter.exporter.timeline import Timeline, timeline_from
 from poolmeter.model.allocation import Allocation
 from poolmeter.model.plain import from_plain, to_plain
 from poolmeter.rules.capacity import Parts
+
+VERSION = 1
 
 
 @dataclass
@@ -137,6 +140,7 @@ class Ledger:
     monotonic_us: int
     boot_id: str
     journal_offset: int = 0
+    journal_head: str = ""
     timeline: Timeline = field(default_factory=Timeline)
     known: dict[str, Allocation] = field(default_factory=dict)
     devices: dict[str, DeviceLedger] = field(default_factory=dict)
@@ -150,10 +154,12 @@ class Ledger:
         """As text for the spool."""
         return json.dumps(
             {
+                "version": VERSION,
                 "cursor_us": self.cursor_us,
                 "monotonic_us": self.monotonic_us,
                 "boot_id": self.boot_id,
                 "journal_offset": self.journal_offset,
+                "journal_head": self.journal_head,
                 "timeline": self.timeline.plain(),
                 "known": [to_plain(allocation) for allocation in self.known.values()],
                 "devices": [{**vars(device), "parts": vars(device.parts)} for device in self.devices.values()],
@@ -167,7 +173,9 @@ class Ledger:
 
 
 def ledger_from(plain: dict[str, Any]) -> Ledger:
-    """The ledger that `to_json` wrote."""
+    """The ledger that `to_json` wrote. Raises DataError for one of another version."""
+    if plain.get("version") != VERSION:
+        raise DataError(f"the spool's ledger has version {plain.get('version')}, expected {VERSION}")
     known = [from_plain(Allocation, item) for item in plain["known"]]
     slices = [SliceLedger(**item) for item in plain["slices"]]
     return Ledger(
@@ -175,6 +183,7 @@ def ledger_from(plain: dict[str, Any]) -> Ledger:
         monotonic_us=plain["monotonic_us"],
         boot_id=plain["boot_id"],
         journal_offset=plain["journal_offset"],
+        journal_head=plain["journal_head"],
         timeline=timeline_from(plain["timeline"]),
         known={allocation.id: allocation for allocation in known},
         devices={item["uuid"]: DeviceLedger(**{**item, "parts": Parts(**item["parts"])}) for item in plain["devices"]},

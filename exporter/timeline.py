@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from poolmeter.errors import DataError
 from poolmeter.model.allocation import Allocation, AllocationState
@@ -26,14 +26,19 @@ class Timeline:
     standing: dict[str, Allocation] = field(default_factory=dict)
     pending: list[tuple[int, Allocation]] = field(default_factory=list)
     last_sequence: int = 0
+    last_at_us: int = 0
 
     def learn(self, events: Iterable[JournalEvent]) -> tuple[list[JournalEvent], list[str]]:
-        """Queue changes; returns the events that are new (a journal may be read again) and what was wrong with the others."""
+        """Queue changes; returns the events that are new and what was wrong with the others.
+
+        A journal may be read again from its start, and a new one may begin at sequence 1: what is neither numbered nor dated later than
+        the last event is known already.
+        """
         fresh, faults = [], []
         for event in events:
-            if event.sequence <= self.last_sequence:
+            if event.sequence <= self.last_sequence and event.at_us <= self.last_at_us:
                 continue
-            self.last_sequence = event.sequence
+            self.last_sequence, self.last_at_us = event.sequence, max(event.at_us, self.last_at_us)
             fresh.append(event)
             if event.allocation is None:
                 continue
@@ -83,6 +88,7 @@ class Timeline:
             "standing": [to_plain(allocation) for allocation in self.standing.values()],
             "pending": [[at, to_plain(allocation)] for at, allocation in self.pending],
             "last_sequence": self.last_sequence,
+            "last_at_us": self.last_at_us,
         }
 
 
@@ -91,10 +97,10 @@ def timeline_from(plain: dict[str, object]) -> Timeline:
     values = json.loads(json.dumps(plain))
     standing = [from_plain(Allocation, item) for item in values["standing"]]
     pending = [(int(at), from_plain(Allocation, item)) for at, item in values["pending"]]
-    return Timeline({allocation.id: allocation for allocation in standing}, pending, int(values["last_sequence"]))
+    return Timeline(
+        {allocation.id: allocation for allocation in standing}, pending, int(values["last_sequence"]), int(values["last_at_us"])
+    )
 
 
 def _released(allocation: Allocation) -> Allocation:
-    from dataclasses import replace
-
     return replace(allocation, state=AllocationState.RELEASED)

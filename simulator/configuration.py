@@ -32,6 +32,7 @@ class CardConfig:
     bus_width: int = 4096
     slice_ns: int = 2_000_000
     switch_ns: int = 174_000
+    sample_ns: int = 200_000_000
     idle_mw: int = 70_000
     active_mw: int = 400_000
     limit_mw: int = 450_000
@@ -94,6 +95,7 @@ _CARD_KEYS: dict[str, tuple[str, type]] = {
     "bus_width": ("bus_width", int),
     "slice_us": ("slice_ns", int),
     "switch_us": ("switch_ns", int),
+    "sample_ms": ("sample_ns", int),
     "idle_watts": ("idle_mw", int),
     "active_watts": ("active_mw", int),
     "limit_watts": ("limit_mw", int),
@@ -112,9 +114,14 @@ _CARD_KEYS: dict[str, tuple[str, type]] = {
     "gpm": ("gpm", bool),
     "energy_counter": ("energy_counter", bool),
 }
-_SCALE = {"slice_us": 1000, "switch_us": 1000, "idle_watts": 1000, "active_watts": 1000, "limit_watts": 1000} | dict.fromkeys(
-    ("h2d_gbps", "d2h_gbps", "d2d_gbps"), 1_000_000_000
-)
+_SCALE = {
+    "slice_us": 1000,
+    "switch_us": 1000,
+    "sample_ms": 1_000_000,
+    "idle_watts": 1000,
+    "active_watts": 1000,
+    "limit_watts": 1000,
+} | dict.fromkeys(("h2d_gbps", "d2h_gbps", "d2d_gbps"), 1_000_000_000)
 _MACHINE_KEYS: dict[str, type] = {
     "name": str,
     "clock": str,
@@ -241,6 +248,8 @@ def _check_card(card: CardConfig, where: str) -> None:
         raise BadInput(f"{where}.memory is {card.memory} bytes, expected more than reserved and context_overhead together")
     if card.slice_ns < 10_000:
         raise BadInput(f"{where}.slice_us is {card.slice_ns // 1000}, expected 10 or more")
+    if card.sample_ns < 10_000_000:
+        raise BadInput(f"{where}.sample_ms is {card.sample_ns // 1_000_000}, expected 10 or more")
     if card.active_mw < card.idle_mw:
         raise BadInput(f"{where}.active_watts is {card.active_mw // 1000}, expected at least idle_watts ({card.idle_mw // 1000})")
     if card.sms < 1 or card.threads_per_sm < 1:

@@ -352,7 +352,7 @@ class Machine:
 
 
 _COPIED = (
-    "memory", "reserved", "context_overhead", "sms", "threads_per_sm", "bus_width", "slice_ns", "switch_ns", "idle_mw", "active_mw", "limit_mw",
+    "memory", "reserved", "context_overhead", "sms", "threads_per_sm", "bus_width", "slice_ns", "switch_ns", "sample_ns", "idle_mw", "active_mw", "limit_mw",
     "h2d_bps", "d2h_bps", "d2d_bps", "sm_clock_mhz", "memory_clock_mhz", "temperature_idle_c", "temperature_active_c", "persistence", "ecc",
     "accounting", "mig_capable", "gpm", "energy_counter",
 )  # fmt: skip

@@ -165,7 +165,7 @@ class Apply:
         parser.add_argument("--wait", type=float, default=30.0, metavar="S", help="seconds to wait for the outcomes (30; 0: do not wait)")
 
     def run(self, args: argparse.Namespace) -> int:
-        from poolmeter.accounting.recommend.decision_store import open_store, user_name
+        from poolmeter.accounting.recommend.decision_store import open_store
 
         if not 0 <= args.wait <= 86_400:
             raise BadInput(f"--wait is {args.wait:g}, expected 0 to 86400 seconds")
@@ -180,20 +180,33 @@ class Apply:
             if args.dry_run:
                 write(report_of("apply", chosen, ("dry run: nothing was changed",)), args.format, args.output)
                 return 0
-            for entry in chosen:
-                if entry.decision.state is DecisionState.PROPOSED:
-                    store.move(entry.decision.id, DecisionState.APPROVED, user_name())
+            refusals = self._approve(store, chosen)
             entries = self._wait(store, [entry.decision.id for entry in chosen], args.wait if store.served else 0.0)
             served = store.served
         waiting = [entry.decision.id for entry in entries if entry.decision.state is DecisionState.APPROVED]
-        warnings = (f"no outcome after {args.wait:g} s: {', '.join(waiting)}",) if waiting and args.wait and served else ()
-        write(report_of("apply", entries, warnings), args.format, args.output)
+        warnings = list(refusals)
+        if waiting and args.wait and served:
+            warnings.append(f"no outcome after {args.wait:g} s: {', '.join(waiting)}")
+        write(report_of("apply", entries, tuple(warnings)), args.format, args.output)
         if waiting and not served:
             raise Unavailable(
                 f"decision {waiting[0]} is approved, and no collector serves {data_folder(args.data)}, expected one for its enforcer to ask"
             )
         bad = [entry for entry in entries if entry.decision.state not in (DecisionState.APPLIED, DecisionState.APPROVED)]
-        return 1 if bad or (waiting and args.wait) else 0
+        return 1 if bad or refusals or (waiting and args.wait) else 0
+
+    def _approve(self, store: "DecisionStore", entries: "Sequence[Booked]") -> list[str]:
+        """Approve what is proposed; the refusals, in words. One that is refused does not keep the others waiting."""
+        from poolmeter.accounting.recommend.decision_store import user_name
+
+        refusals = []
+        for entry in entries:
+            if entry.decision.state is DecisionState.PROPOSED:
+                try:
+                    store.move(entry.decision.id, DecisionState.APPROVED, user_name())
+                except Refused as error:
+                    refusals.append(str(error))
+        return refusals
 
     def _wait(self, store: "DecisionStore", ids: list[str], seconds: float) -> "list[Booked]":
         deadline = time.monotonic() + seconds

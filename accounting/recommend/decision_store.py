@@ -23,6 +23,8 @@ from poolmeter.model.plain import from_plain, to_plain
 from poolmeter.places import CollectorData
 
 TIMEOUT_S = 10.0
+# A pool's collector is asked directly: a proxy of the environment is for other places.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 SUPERSEDED = "superseded by "
 RECOMMENDER = "recommender"
 
@@ -120,7 +122,7 @@ def fetch(url: str, token: str | None = None, body: object = None) -> dict[str, 
     if body is not None:
         data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=TIMEOUT_S) as answer:
+        with _OPENER.open(urllib.request.Request(url, data, headers), timeout=TIMEOUT_S) as answer:
             text = answer.read()
     except urllib.error.HTTPError as error:
         raise _refusal(error, url) from None
@@ -182,7 +184,7 @@ def _named_in(path: Path) -> str | None:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+        with _OPENER.open(url, timeout=TIMEOUT_S) as answer:
             return bool(answer.status == 200)
     except (OSError, ValueError, http.client.HTTPException):
         return False

@@ -146,11 +146,15 @@ def _decision(evidence: SliceEvidence, inputs: Inputs, settings: Settings) -> De
         created_us=inputs.now_us,
         expires_us=inputs.now_us + settings.expires_hours * HOUR_US,
         rule=RULE,
-        reason=f"memory peak {format_size(peak)} in {evidence.minutes} minutes under a limit of {format_size(limit)}",
+        reason=f"memory peak {format_size(peak)} {_over(evidence.minutes)} under a limit of {format_size(limit)}",
         input_hash=digest,
         memory_bytes=target,
         memory_before_bytes=limit,
     )
+
+
+def _over(minutes: int) -> str:
+    return "so far" if minutes == 0 else "in 1 minute" if minutes == 1 else f"in {minutes} minutes"
 
 
 def _freed(decision: Decision) -> int:

@@ -1,8 +1,9 @@
 // A tenant whose device time is known: kernels of a fixed amount of work that note on the card when they began and ended.
 //
-//   spin --kernel-us N --seconds S [--pattern stream|sync|graph|streams|burst] [--blocks-per-sm B] [--gap-us N] [--allocate BYTES]
+//   spin --kernel-us N --seconds S [--pattern stream|sync|graph|streams|burst] [--blocks-per-sm B] [--gap-us N] [--allocate BYTES] [--rounds N]
 //
-// Prints one JSON line: kernels, truth_ns (union of the kernels' own spans by %globaltimer: what the card worked for us when alone),
+// --rounds takes the amount of work of a kernel from an earlier run (it is printed) instead of timing it: beside another tenant there is
+// no timing it. Prints one JSON line: kernels, truth_ns (union of the kernels' own spans by %globaltimer: what the card worked for us when alone),
 // wall_ns, launch_ns (host time per launch), allocated_bytes, error. The work is arithmetic, not a wait for a clock, so a kernel that
 // shares the card takes longer and does no less.
 #include <cuda_runtime.h>
@@ -72,7 +73,7 @@ static uint64_t host_now() {
 int main(int argc, char **argv) {
     double kernel_us = 1000, seconds = 3, gap_us = 0;
     long blocks_per_sm = 1;
-    unsigned long long allocate = 0;
+    unsigned long long allocate = 0, rounds = 0;
     std::string pattern = "stream";
     for (int i = 1; i + 1 < argc; i += 2) {
         std::string flag = argv[i], value = argv[i + 1];
@@ -81,6 +82,7 @@ int main(int argc, char **argv) {
         else if (flag == "--gap-us") gap_us = atof(value.c_str());
         else if (flag == "--blocks-per-sm") blocks_per_sm = atol(value.c_str());
         else if (flag == "--allocate") allocate = strtoull(value.c_str(), nullptr, 10);
+        else if (flag == "--rounds") rounds = strtoull(value.c_str(), nullptr, 10);
         else if (flag == "--pattern") pattern = value;
         else return fprintf(stderr, "spin: unknown flag %s\n", flag.c_str()), 2;
     }
@@ -111,21 +113,23 @@ int main(int argc, char **argv) {
     for (auto &stream : queue) CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
 
     // How many rounds make the wanted length: doubled until long enough to time, then scaled.
-    cudaEvent_t before, after;
-    CHECK(cudaEventCreate(&before));
-    CHECK(cudaEventCreate(&after));
-    unsigned long long rounds = 64;
-    float ms = 0;
-    for (;;) {
-        CHECK(cudaEventRecord(before, queue[0]));
-        spin<<<blocks, threads, 0, queue[0]>>>(rounds, &logs[0], spans, capacity, sink);
-        CHECK(cudaEventRecord(after, queue[0]));
-        CHECK(cudaEventSynchronize(after));
-        CHECK(cudaEventElapsedTime(&ms, before, after));
-        if (ms > 20) break;
-        rounds *= 2;
+    if (!rounds) {
+        cudaEvent_t before, after;
+        CHECK(cudaEventCreate(&before));
+        CHECK(cudaEventCreate(&after));
+        rounds = 64;
+        for (float ms = 0;; rounds *= 2) {
+            CHECK(cudaEventRecord(before, queue[0]));
+            spin<<<blocks, threads, 0, queue[0]>>>(rounds, &logs[0], spans, capacity, sink);
+            CHECK(cudaEventRecord(after, queue[0]));
+            CHECK(cudaEventSynchronize(after));
+            CHECK(cudaEventElapsedTime(&ms, before, after));
+            if (ms > 20) {
+                rounds = std::max(1ull, (unsigned long long)(rounds * (kernel_us / 1000.0 / ms)));
+                break;
+            }
+        }
     }
-    rounds = std::max(1ull, (unsigned long long)(rounds * (kernel_us / 1000.0 / ms)));
 
     cudaGraphExec_t graph = nullptr;
     if (pattern == "graph") {
@@ -173,8 +177,8 @@ int main(int argc, char **argv) {
         unsigned long long from = std::max(covered, span.begin);
         if (span.end > from) truth += span.end - from, covered = span.end;
     }
-    printf("{\"kernels\": %zu, \"truth_ns\": %llu, \"wall_ns\": %llu, \"launch_ns\": %.1f, \"allocated_bytes\": %llu, \"error\": %s%s%s}\n",
-           done.size(), truth, (unsigned long long)wall, (double)launching / std::max<uint64_t>(1, launches), allocated,
+    printf("{\"kernels\": %zu, \"rounds\": %llu, \"truth_ns\": %llu, \"wall_ns\": %llu, \"launch_ns\": %.1f, \"allocated_bytes\": %llu, \"error\": %s%s%s}\n",
+           done.size(), rounds, truth, (unsigned long long)wall, (double)launching / std::max<uint64_t>(1, launches), allocated,
            error ? "\"" : "", error ? error : "null", error ? "\"" : "");
     return 0;
 }

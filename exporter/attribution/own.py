@@ -23,6 +23,7 @@ class OwnAllocations:
         self._known: dict[tuple[int, int, int], int] = {}  # (namespace inode, pid there, start) -> host pid
         self._owners: dict[ProcessKey, tuple[Owner, int]] = {}
         self._hosts: dict[tuple[str, int, int], ProcessKey] = {}
+        self._unplaced: dict[int, Owner] = {}  # live slots whose process /proc does not show us, by start time
 
     def refresh(self, readings: Mapping[str, AllocationReading], now_us: int) -> None:
         """Take the slots of this tick."""
@@ -34,8 +35,8 @@ class OwnAllocations:
                     missing.append((reading, slot))
         if any(slot.locked is not False for _, slot in missing):
             self._search()
-            for reading, slot in missing:
-                self._place(reading, slot, now_us)
+            missing = [(reading, slot) for reading, slot in missing if not self._place(reading, slot, now_us)]
+        self._unplaced = {slot.start_time_ticks: _owner(reading) for reading, slot in missing if slot.locked is not False}
         self._owners = {key: value for key, value in self._owners.items() if now_us - value[1] <= _REMEMBER_US}
         standing = {(slot.pid_namespace, slot.pid, slot.start_time_ticks) for r in readings.values() if r.meter for slot in r.meter.slots}
         self._known = {key: pid for key, pid in self._known.items() if key in standing}
@@ -55,8 +56,7 @@ class OwnAllocations:
         self._known[key] = host
         process = ProcessKey(host, slot.start_time_ticks)
         self._hosts[(reading.id, slot.index, slot.generation)] = process
-        tenant = reading.allocation.labels.tenant if reading.allocation else None
-        self._owners[process] = (Owner(reading.id, tenant, hooked=True), now_us)
+        self._owners[process] = (_owner(reading), now_us)
         return True
 
     def _search(self) -> None:
@@ -83,4 +83,9 @@ class OwnAllocations:
 
     def owner_of(self, process: ProcessKey) -> Owner | None:
         known = self._owners.get(process)
-        return known[0] if known else None
+        # Namespaces of other users' processes may be closed to us; a start time is the same in all of them, and hardly ever shared.
+        return known[0] if known else self._unplaced.get(process.start_ticks)
+
+
+def _owner(reading: AllocationReading) -> Owner:
+    return Owner(reading.id, reading.allocation.labels.tenant if reading.allocation else None, hooked=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from poolmeter.accounting.plans import demo_plan, load_plan, parse_plan
+from poolmeter.accounting.plans import _File, _Policy, _Prices, demo_plan, load_plan, parse_plan
 from poolmeter.accounting.plans.currencies import MINOR_DIGITS
 from poolmeter.errors import BadInput
 from poolmeter.period import parse_period
@@ -121,3 +121,12 @@ def test_equally_specific_patterns_are_refused() -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be read: No such file or directory, expected a TOML file"):
         load_plan(tmp_path / "none.toml")
+
+
+def test_the_reference_names_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "price-plan.md").read_text()
+    keys = {field.alias or name for name, field in _File.model_fields.items()} - {"policy", "prices"}
+    keys |= {f"policy.{name}" for name in _Policy.model_fields} | {
+        f"prices.{field.alias or name}" for name, field in _Prices.model_fields.items()
+    }
+    assert {key for key in keys if f"`{key}`" not in page} == set() and len(keys) == 12

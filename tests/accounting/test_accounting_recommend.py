@@ -341,6 +341,22 @@ def test_apply_waits_for_the_enforcers_word(
 
 
 @pytest.mark.usefixtures("alone")
+def test_one_refusal_does_not_stop_the_others(data: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = run(capfd, data, "recommend", "--minimum-minutes", "0")[1]["rows"]
+    approve = Books.transition
+
+    def transition(books: Books, decision_id: str, *rest: Any) -> Any:
+        if decision_id == rows[0]["id"]:
+            approve(books, decision_id, DecisionState.REJECTED, "somebody else")
+        return approve(books, decision_id, *rest)
+
+    monkeypatch.setattr(Books, "transition", transition)
+    status, body, _ = run(capfd, data, "apply", "--all", "--wait", "0")
+    assert status == 3 and [row["state"] for row in body["rows"]] == ["rejected", "approved"]
+    assert body["warnings"] == [f"decision {rows[0]['id']} is rejected and cannot become approved, expected no further change"]
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [

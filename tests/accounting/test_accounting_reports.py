@@ -18,21 +18,24 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from poolmeter.accounting.chargeback import chargeback_of
+from poolmeter.accounting.chargeback import chargeback_of, chargeback_report
 from poolmeter.accounting.dimensions import EVERYTHING, Calendar, Filters
 from poolmeter.accounting.plans import demo_plan, parse_plan
 from poolmeter.accounting.routes import routes
 from poolmeter.accounting.shares import read_shares
-from poolmeter.accounting.usage import usage_of
+from poolmeter.accounting.usage import usage_of, usage_report
+from poolmeter.books.writer import Books
 from poolmeter.cli import main
+from poolmeter.collector.api import ApiState, create_app
 from poolmeter.collector.segments import publish_records
+from poolmeter.collector.store import Store as OpenStore
 from poolmeter.config import AccountingSection
 from poolmeter.errors import BadInput, DataError
 from poolmeter.model.snapshot import Snapshot
 from poolmeter.model.units import MINUTE_US
 from poolmeter.period import parse_period
 from poolmeter.places import CollectorData
-from poolmeter.report import cell
+from poolmeter.report import cell, render
 
 Store = Callable[..., duckdb.DuckDBPyConnection]
 DAY = parse_period("2026-09-21", "2026-09-22", "UTC", 0)
@@ -57,7 +60,7 @@ def run(capfdbinary: pytest.CaptureFixture[bytes], *words: str) -> tuple[int, by
     return status, out, err.decode()
 
 
-def get(served: list[Route], target: str) -> tuple[int, bytes]:
+def get(served: list[Route] | Starlette, target: str) -> tuple[int, bytes]:
     """Status and body of a GET, straight through the application."""
     path, _, query = target.partition("?")
     sent: list[dict[str, Any]] = []
@@ -72,7 +75,8 @@ def get(served: list[Route], target: str) -> tuple[int, bytes]:
         "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode(), "headers": [],
         "root_path": "", "scheme": "http", "server": ("127.0.0.1", 9878), "client": ("127.0.0.1", 1), "http_version": "1.1",
     }  # fmt: skip
-    asyncio.run(Starlette(routes=served)(scope, receive, send))  # type: ignore[arg-type]
+    app = served if isinstance(served, Starlette) else Starlette(routes=served)
+    asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
 
@@ -163,6 +167,14 @@ def test_used_basis_by_hand(store: Store, hour: Any) -> None:
     assert report.rows[1]["completeness"] == 0 and "use is unknown for 1 lines" in report.warnings[-1]
 
 
+def test_who_used_nothing_still_sees_the_price(store: Store, minutes: Any) -> None:
+    minutes.device(0, allocated_us=MINUTE_US)
+    minutes.slice(0, "acme", MINUTE_US, 0)
+    (acme, idle) = chargeback_of(store(minutes.records), DAY, demo_plan(), ("tenant",), EVERYTHING, "used").rows
+    assert (acme["quantity"], acme["unit_price"], acme["cost"]) == (0, Decimal("36.00"), Decimal("0.00"))
+    assert (idle["line"], idle["cost"]) == ("idle", Decimal("0.60"))
+
+
 def test_used_basis_parts_of_a_crowded_minute(store: Store, minutes: Any) -> None:
     """Down and switching first come out, claims beyond the card shrink in proportion, the rest keeps its order."""
     minutes.device(0, allocated_us=40_000_000, down_us=10_000_000, suspended_us=5_000_000, switch_overhead_us=4_000_000)
@@ -245,6 +257,26 @@ def test_filters(store: Store, hour: Any) -> None:
             chargeback_of(connection, DAY, demo_plan(), ("tenant",), Filters(pool=("x",)))
 
 
+def test_how_records_arrived_changes_no_byte(tmp_path: Path, hour: Any) -> None:
+    """Pulled often or seldom, twice, or with overlaps: the same bytes."""
+    found = set()
+    for name, batches in {
+        "once": [hour.records],
+        "twice": [hour.records, hour.records],
+        "often": [hour.records[start : start + 40] for start in range(0, len(hour.records), 40)],
+        "overlapping": [hour.records[: start + 90] for start in range(0, len(hour.records), 90)],
+    }.items():
+        root = CollectorData(tmp_path / name).store
+        for batch in batches:
+            publish_records(root, batch, now_us=DAY.end_us)
+        reports = (
+            usage_report(root, DAY, ("device", "tenant")),
+            chargeback_report(root, DAY, demo_plan(), ("tenant", "hour"), basis="used"),
+        )
+        found.add(tuple(render(report, fmt) for report in reports for fmt in ("json", "csv", "parquet")))
+    assert len(found) == 1 and b"acme" in next(iter(found))[0]
+
+
 @pytest.mark.parametrize("name", ["usage", "chargeback"])
 @pytest.mark.parametrize("by", ["tenant", "tenant,project,user,class,environment,model,pool,node,device,mode,workload,day,hour"])
 def test_every_format_and_http_give_one_number(
@@ -283,6 +315,19 @@ def test_http_refuses_in_one_sentence(data: Path) -> None:
         assert status == 400 and words in json.loads(body)["error"]
     assert "none.toml cannot be read" in json.loads(get(served, "/v1/reports/chargeback")[1])["error"]
     assert get(routes(data / "nothing"), "/v1/reports/usage")[0] == 503
+
+
+def test_the_collector_serves_and_documents_them(tmp_path: Path, hour: Any) -> None:
+    data = CollectorData(tmp_path)
+    publish_records(data.store, hour.records, now_us=DAY.end_us)
+    with OpenStore(data.store) as opened, Books(data.books) as books:
+        app = create_app(ApiState(opened, books), routes(data.store))
+        status, body = get(app, "/openapi.json")
+        paths = json.loads(body)["paths"]
+        assert status == 200 and paths["/v1/reports/usage"]["get"]["summary"] == "Who used what."
+        assert paths["/v1/reports/chargeback"]["get"]["summary"] == "What it cost, and whose it is."
+        status, body = get(app, "/v1/reports/usage?from=2026-09-21&to=2026-09-22")
+        assert status == 200 and [row["tenant"] for row in json.loads(body)["rows"]] == ["acme", "beta"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 from poolmeter.clock import ManualClock
 from poolmeter.enforcer import allocations as disk
 from poolmeter.enforcer.actuators import ACTUATORS
-from poolmeter.enforcer.book import Book, Owner
+from poolmeter.enforcer.book import Book
+from poolmeter.enforcer.changes import Owner
 from poolmeter.enforcer.journal import Journal, read_events
 from poolmeter.enforcer.request import AllocationRequest, ResizeRequest
 from poolmeter.errors import BadInput, Refused, Unavailable

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolmeter.enforcer import daemon as daemon_module
-from poolmeter.enforcer.book import Book, Owner
+from poolmeter.enforcer.book import Book
+from poolmeter.enforcer.changes import Owner
 from poolmeter.enforcer.client import EnforcerClient
 from poolmeter.enforcer.daemon import Daemon
 from poolmeter.enforcer.journal import Journal
@@ -185,9 +186,9 @@ def test_silent_and_half_finished_clients_hold_up_nobody_else(client: EnforcerCl
 def test_others_change_only_what_they_created(open_book) -> None:
     book = open_book()
     daemon = Daemon(book, "alpha")
-    mine = book.create(SMALL, Owner(uid=1000))
+    mine = book.create(SMALL, Owner(uid=os.geteuid() + 1000))
     roots = book.create(SMALL, Owner(uid=0))
-    stranger, me = Peer(1, 4242, 4242), Peer(1, 1000, 1000)
+    stranger, me = Peer(1, os.geteuid() + 4242, 0), Peer(1, os.geteuid() + 1000, 0)
     for peer, target in ((stranger, mine), (stranger, roots), (me, roots)):
         for verb, body in (("_release", {"id": target.id}), ("_resize", {"id": target.id, "compute_ppm": 1}), ("_show", {"id": target.id})):
             with pytest.raises(Refused, match=f"uid {peer.uid} may not"):
@@ -196,7 +197,7 @@ def test_others_change_only_what_they_created(open_book) -> None:
     assert [row["id"] for row in daemon._list({}, Peer(1, 0, 0))["rows"]] == [mine.id, roots.id]
     with pytest.raises(Refused, match="expected uid 0"):
         daemon._create({**to_plain(SMALL), "enforcement": "root"}, me)
-    assert daemon._create(to_plain(SMALL), stranger)["allocation"]["owner_uid"] == 4242
+    assert daemon._create(to_plain(SMALL), stranger)["allocation"]["owner_uid"] == stranger.uid
     daemon._resize({"id": mine.id, "compute_ppm": 100_000}, me)
     daemon._release({"id": mine.id}, me)
     daemon._release({"id": roots.id}, Peer(1, 0, 0))

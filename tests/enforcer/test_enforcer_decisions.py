@@ -11,7 +11,8 @@ import pytest
 
 from poolmeter.enforcer import allocations as disk
 from poolmeter.enforcer import decisions as module
-from poolmeter.enforcer.book import Book, Owner
+from poolmeter.enforcer.book import Book
+from poolmeter.enforcer.changes import Owner
 from poolmeter.enforcer.decisions import DecisionPoll, decide, fetch_url, parse_decisions
 from poolmeter.enforcer.journal import read_events
 from poolmeter.enforcer.request import AllocationRequest, ResizeRequest

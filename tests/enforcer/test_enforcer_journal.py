@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from poolmeter.enforcer.journal import Journal, read_events
 from poolmeter.errors import DataError, Unavailable
+from poolmeter.model.decision import JournalEvent
 
 
 def written(path: Path, count: int) -> bytes:
@@ -24,7 +25,9 @@ def test_events_come_back_in_order_and_the_sequence_goes_on(tmp_path: Path) -> N
     path = tmp_path / "deep" / "events.jsonl"
     written(path, 3)
     journal = Journal(path)
-    assert [event.sequence for event in journal.open()] == [1, 2, 3]
+    seen: list[JournalEvent] = []
+    journal.open(seen.append)
+    assert [event.sequence for event in seen] == [1, 2, 3]
     event = journal.append("refused", 5)
     assert event.sequence == 4
     assert event.at_us == 1002  # the clock stepped back; order and time still agree
@@ -44,7 +47,8 @@ def test_a_torn_last_line_is_cut_off_and_no_whole_line_is_lost(sample: tuple[Pat
     path.write_bytes(kept + junk)
     whole = kept.count(b"\n")
     journal = Journal(path)
-    events = journal.open()
+    events: list[JournalEvent] = []
+    journal.open(events.append)
     journal.close()
     assert [event.sequence for event in events] == list(range(1, whole + 1))
     assert path.read_bytes() == body[: sum(len(line) for line in body.splitlines(keepends=True)[:whole])]

@@ -1,7 +1,9 @@
 """poolmeter run: exit statuses, signals, environment, and that a promise never outlives its program."""
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -181,6 +183,40 @@ def test_signals_go_on_to_the_program(node) -> None:
         assert running.stdout.readline() == f"got {int(number)}\n"
     assert running.wait(30) == 3
     assert node.client.list() == ()
+
+
+def test_an_interrupt_of_the_terminal_reaches_the_program_once(node) -> None:
+    program = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True))\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: exit(5))\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update({**node.environment, "POOLMETER_RUN": str(node.run.root)})
+        os.execv(sys.executable, [sys.executable, "-m", "poolmeter.cli", "run", "--quiet", "--", sys.executable, "-c", program])
+
+    def read_until(word: bytes) -> bytes:
+        told = b""
+        while word not in told:
+            told += os.read(terminal, 4096)
+        return told
+
+    read_until(b"ready")
+    os.kill(pid, signal.SIGSTOP)  # two signals at the same instant would be one
+    os.write(terminal, b"\x03")
+    read_until(b"interrupted")
+    os.kill(pid, signal.SIGUSR1)  # passed on after what was waiting before it
+    os.kill(pid, signal.SIGCONT)
+    rest = b""
+    with contextlib.suppress(OSError):  # EIO: the other side is closed
+        while part := os.read(terminal, 4096):
+            rest += part
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    assert b"interrupted" not in rest
 
 
 def test_a_killed_run_holds_its_promise_until_the_program_ends_and_no_longer(node) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from poolmeter import arrow
+from poolmeter.exporter.spool import Spool
 
 
 def start(root: Path, *options: str, environment: dict[str, str] | None = None) -> tuple[subprocess.Popen[str], str]:
@@ -97,6 +98,14 @@ def test_a_spool_of_another_version(tmp_path: Path) -> None:
         db.execute("INSERT INTO meta VALUES ('schema', 'poolmeter.spool/2')")
     code, said = refused("--port", "0", "--data", str(tmp_path / "data"), "--run", str(tmp_path / "run"))
     assert code == 2 and "poolmeter.spool/2" in said and "poolmeter.spool/1" in said
+
+
+def test_a_ledger_of_another_version(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "data" / "spool.sqlite", "n1", ())
+    spool.commit([], '{"version": 9}')
+    spool.close()
+    code, said = refused("--port", "0", "--data", str(tmp_path / "data"), "--run", str(tmp_path / "run"))
+    assert code == 2 and "ledger has version 9, expected 1" in said
 
 
 @pytest.mark.parametrize(

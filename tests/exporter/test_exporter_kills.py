@@ -62,7 +62,7 @@ def test_kill_at_any_moment(tmp_path: Path, rng: random.Random, rounds: Callable
     collector = Collector()
     child: subprocess.Popen[str] | None = None
     try:
-        for turn in rounds(5, 1000):
+        for turn in rounds(4, 1000):
             child = subprocess.Popen([sys.executable, str(CHILD), str(tmp_path), str(base_ns)], stdout=subprocess.PIPE, text=True)
             assert child.stdout is not None
             url = child.stdout.readline().strip()

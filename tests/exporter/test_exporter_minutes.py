@@ -3,12 +3,16 @@
 import dataclasses
 import itertools
 import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from exporter_fakes import CARD, SECOND, T0, Meter, Node, process
+from exporter_fakes import CARD, OTHER, SECOND, T0, Meter, Node, device, process
+from hypothesis import given
+from hypothesis import strategies as st
 
-from poolmeter.model.allocation import AllocationState
+from poolmeter.model.allocation import AllocationState, Mode
 from poolmeter.model.units import GIB, MINUTE_US
 from poolmeter.model.usage import DeviceRecord, EventRecord, ProcessRecord, SliceRecord, UsageRecord
 
@@ -171,8 +175,6 @@ def test_stopping_closes_the_running_minute(node: Node) -> None:
 
 
 def test_a_lost_card_is_down_and_the_other_is_not(tmp_path: Path) -> None:
-    from exporter_fakes import OTHER
-
     node = Node(tmp_path, CARD, OTHER)
     node.create("a")
     node.tick(turns=30)
@@ -248,3 +250,171 @@ def test_a_new_page_is_a_new_origin(node: Node) -> None:
     node.tick(turns=50)
     (part,) = of(node.records(), SliceRecord)
     assert part.used_us == 8 * SECOND and part.launches == 80
+
+
+def test_a_meter_that_lists_another_card(tmp_path: Path) -> None:
+    node = Node(tmp_path, CARD, OTHER)
+    node.create("a")
+    path = node.meters["a"].path
+    path.unlink()
+    node.meters["a"].close()
+    node.meters["a"] = Meter(path, CARD, OTHER, allocation_id="a")
+    node.meters["a"].attach()
+    node.meters["a"].count(CARD, busy_ns=1_000_000_000)
+    node.meters["a"].count(OTHER, busy_ns=2_000_000_000)
+    node.tick(turns=60)
+    assert [part.device_uuid for part in of(node.records(), SliceRecord)] == [CARD]
+    assert [device.hooked_us for device in of(node.records(), DeviceRecord)] == [SECOND, 0]
+    assert {event.event for event in of(node.records(), EventRecord)} == {"created", "tampered"}
+    node.close()
+
+
+def test_a_turn_that_fails_half_way_counts_nothing_twice(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.create("a")
+    node.meters["a"].attach()
+    node.tick(turns=10)
+    node.meters["a"].count(CARD, busy_ns=1_000_000_000, launches=10)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.agent._integrator, "_gauge", fails)
+        with pytest.raises(RuntimeError):
+            node.tick()
+        node.agent.recover()
+    node.tick(turns=50)
+    (part,) = of(node.records(), SliceRecord)
+    (device,) = of(node.records(), DeviceRecord)
+    assert (part.used_us, part.launches, device.span_us, identity(device)) == (SECOND, 10, MINUTE_US, MINUTE_US)
+
+
+def test_a_card_taken_out_between_two_runs(tmp_path: Path) -> None:
+    node = Node(tmp_path, CARD, OTHER)
+    node.tick(turns=70)
+    node.kill()
+    del node.sampler.devices[OTHER]
+    node.start()
+    node.tick(turns=51)
+    page = node.agent.page()
+    assert page is not None and [device.uuid for device in page.snapshot.devices] == [CARD]
+    node.tick(turns=60)
+    assert [device.device_uuid for device in of(node.records(), DeviceRecord)] == [CARD, OTHER, CARD, OTHER, CARD]
+    del node.sampler.devices[CARD]  # this one vanishes while it is watched
+    node.tick(turns=59)
+    assert len(of(node.records(), DeviceRecord)) == 6
+    last = of(node.records(), DeviceRecord)[-1]
+    assert last.device_uuid == CARD and last.down_us == 59 * SECOND
+    node.close()
+
+
+def test_a_card_put_in_between_two_runs(tmp_path: Path) -> None:
+    node = Node(tmp_path, CARD)
+    node.tick(turns=30)
+    node.kill()
+    node.clock.advance(10 * MINUTE_US)
+    node.sampler.devices[OTHER] = device(OTHER, 1)
+    node.start()
+    node.tick(turns=90)
+    seen = [record.device_uuid for record in of(node.records(), DeviceRecord)]
+    assert seen.count(CARD) == 12 and seen.count(OTHER) == 2
+    first = next(record for record in of(node.records(), DeviceRecord) if record.device_uuid == OTHER)
+    assert first.start_us == T0 + 10 * MINUTE_US + 30 * SECOND and first.span_us == 30 * SECOND
+    node.close()
+
+
+def test_a_new_journal_is_read_and_an_old_one_not_again(node: Node) -> None:
+    first = node.create("a", ppm=200_000)
+    node.tick(turns=10)
+    lines = node.data.journal.read_text()
+    node.data.journal.write_text("")
+    node.tick()
+    node.data.journal.write_text(lines)  # the same one, restored
+    node.tick(turns=9)
+    assert len(of(node.records(), EventRecord)) == 1
+    node.data.journal.unlink()
+    node.sequence = 0
+    node.change(first, slices=tuple(dataclasses.replace(s, promise_ppm=600_000) for s in first.slices))
+    node.tick(turns=40)
+    (device,) = of(node.records(), DeviceRecord)
+    assert len(of(node.records(), EventRecord)) == 2 and device.allocated_us == (20 * 2 + 40 * 6) * SECOND // 10
+
+
+def test_turns_without_end_hold_no_more_than_what_is_there(node: Node, rounds: Callable[[int, int], Iterator[int]]) -> None:
+    """Allocations and strangers come and go; what is kept is what stands."""
+    sizes: list[int] = []
+    for turn in rounds(40, 2000):
+        allocation = node.create(f"churn-{turn}", ppm=100_000)
+        meter = node.meters[allocation.id]
+        meter.attach()
+        meter.count(CARD, busy_ns=100_000_000, memory=GIB)
+        node.sampler.change(CARD, processes=(process(5_000_000 + turn, turn + 1, 10_000, GIB),))
+        node.tick(5 * SECOND)
+        meter.die()
+        node.release(allocation)
+        node.tick(5 * SECOND)
+        node.meters.pop(allocation.id).close()
+        node.spool.acknowledge("collector", node.spool.epoch, node.spool.last_sequence)
+        sizes.append(len(node.agent.ledger.to_json()) + len(list(node.run.retired.iterdir())))
+    ledger = node.agent.ledger
+    assert len(ledger.slices) <= 16 and len(ledger.known) <= 16 and len(ledger.processes) <= 32 and len(ledger.settled) <= 16
+    assert max(sizes[len(sizes) // 2 :]) <= 1.1 * max(sizes[: len(sizes) // 2]) and node.spool.held() == 0
+    assert len(node.agent._attribution._owners) <= 64
+
+
+def test_a_whole_card_without_a_hook(node: Node) -> None:
+    allocation = node.create("w", ppm=1_000_000, meter=False, mode=Mode.WHOLE)
+    for second in range(1, 61):
+        node.sampler.change(CARD, busy_us_total=second * 700_000)
+        node.tick()
+    (part,) = of(node.records(), SliceRecord)
+    assert (part.used_us, part.used_basis, part.launches, part.memory_used_kib_us) == (42 * SECOND, "sampled", None, None)
+    node.create("other", ppm=0, meter=False, mode=Mode.WHOLE)
+    node.tick(turns=60)
+    # The card's own time is never copied to two.
+    assert [(p.used_us, p.used_basis) for p in of(node.records(), SliceRecord)[1:]] == [(None, "allocated")] * 2
+    assert allocation.mode is Mode.WHOLE
+
+
+def test_a_hook_share_without_a_meter_is_unknown(node: Node) -> None:
+    node.create("a", meter=False)
+    node.sampler.change(CARD, busy_us_total=30 * SECOND)
+    node.tick(turns=60)
+    (part,) = of(node.records(), SliceRecord)
+    assert part.used_us is None and part.used_basis == "allocated" and part.state == "unknown" and part.completeness_ppm == 0
+    page = node.agent.page()
+    assert page is not None and page.snapshot.slices[0].busy_us_total is None and page.snapshot.slices[0].state == "unknown"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 333_333), st.integers(0, 60 * SECOND)), max_size=3),
+    st.integers(0, 60 * SECOND),
+    st.integers(0, 40_000 * SECOND),
+)
+def test_energy_of_slices_and_the_rest_make_the_boards(shares: list[tuple[int, int]], busy_us: int, energy_uj: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(Path(folder))
+        for index, (ppm, used) in enumerate(shares):
+            node.create(f"a{index}", ppm=ppm)
+            node.meters[f"a{index}"].attach()
+            node.meters[f"a{index}"].count(CARD, busy_ns=used * 1000)
+        node.sampler.change(CARD, busy_us_total=busy_us, energy_uj_total=energy_uj)
+        node.tick(MINUTE_US)
+        (device,) = of(node.records(), DeviceRecord)
+        parts = of(node.records(), SliceRecord)
+        assert device.energy_uj == energy_uj and all(part.energy_uj >= 0 for part in parts)
+        assert sum(part.energy_uj for part in parts) <= energy_uj
+        if device.unallocated_us == 0 and device.busy_us == device.hooked_us and parts:
+            assert sum(part.energy_uj for part in parts) == energy_uj
+        node.close()
+
+
+def test_a_card_allocated_and_used_in_full_gives_all_its_energy_away(node: Node) -> None:
+    for name, ppm in (("a", 300_000), ("b", 700_000)):
+        node.create(name, ppm=ppm)
+        node.meters[name].attach()
+        node.meters[name].count(CARD, busy_ns=ppm * 30_000)
+    node.sampler.change(CARD, busy_us_total=30 * SECOND, energy_uj_total=12_345_678_901)
+    node.tick(MINUTE_US)
+    (device,), parts = of(node.records(), DeviceRecord), of(node.records(), SliceRecord)
+    assert sum(part.energy_uj for part in parts) == device.energy_uj == 12_345_678_901

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from exporter_fakes import GIB
 
+from poolmeter import arrow
 from poolmeter.clock import SystemClock
 from poolmeter.errors import Unavailable
 from poolmeter.exporter.agent import Agent, Settings
@@ -49,7 +50,7 @@ class Watched:
     def __init__(self, root: Path, machine: Machine, timeout_s: float = 10.0) -> None:
         self.machine = machine
         self.run, self.data = NodeRun(root / "run"), NodeData(root / "data")
-        for folder in (self.run.allocations, self.run.retired):
+        for folder in (self.run.allocations, self.run.retired, self.run.devices):
             folder.mkdir(parents=True)
         self.spool = Spool(self.data.spool, "node-a", ("collector",))
         self.sampler = SamplerProcess("nvidia", timeout_s, machine.environment(), restart_after_s=0.2)
@@ -165,7 +166,7 @@ def test_a_call_that_fails_costs_its_value(machine: Machine) -> None:
 
 
 def test_a_lost_card_and_its_return(machine: Machine) -> None:
-    sampler, _reading = sampled(machine)
+    sampler, _ = sampled(machine)
     machine.lose(0)
     lost = answer(sampler)
     assert [device.up for device in lost.devices] == [False, True] and lost.devices[0].uuid == machine.uuid(0) and lost.error is None
@@ -241,7 +242,7 @@ def test_a_tenant_of_300_ms_is_billed_and_its_folder_goes(watched: Watched) -> N
 
 
 def test_after_kill_9_of_the_last_process_nothing_stays_reserved(watched: Watched) -> None:
-    _folder, environment = watched.allocate("a", 500_000, 4 * GIB)
+    _, environment = watched.allocate("a", 500_000, 4 * GIB)
     child = watched.tenant(environment, "--seconds", "60", "--allocate", "1GiB", "--kernel-us", "1000", "--sync-every", "4")
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and not any((part.memory_used_bytes or 0) >= GIB for part in watched.snapshot().slices):
@@ -266,6 +267,7 @@ def test_the_daemon_on_a_simulated_machine(tmp_path: Path, machine: Machine) -> 
 
     ready = tmp_path / "ready"
     words = ["exporter", "--simulate", "--name", "n1", "--run", str(tmp_path / "run"), "--data", str(tmp_path / "data"), "--port", "0"]
+    words += ["--linger", "60"]
     child = subprocess.Popen(
         [sys.executable, "-m", "poolmeter.cli", *words, "--ready-file", str(ready)],
         env={**os.environ, "POOLMETER_SIM_MACHINE": str(machine.file)},
@@ -282,9 +284,39 @@ def test_the_daemon_on_a_simulated_machine(tmp_path: Path, machine: Machine) -> 
         time.sleep(0.1)
     assert urllib.request.urlopen(f"{url}/readyz", timeout=10).status == 200
     child.send_signal(signal.SIGTERM)
-    assert child.wait(timeout=30) == 0
-    spool = Spool(tmp_path / "data" / "spool.sqlite", "n1", ("collector",))
-    devices = [record for record in spool.read(None, 0).records if isinstance(record, DeviceRecord)]
-    assert len({record.device_uuid for record in devices}) == 2
-    assert all(record.unallocated_us == record.span_us for record in devices)
-    spool.close()
+    # It serves on until the collector has the last minute, and ends as soon as it has.
+    rows: list[dict[str, object]] = []
+    while time.monotonic() < deadline and len({row["device_uuid"] for row in rows}) < 2:
+        with urllib.request.urlopen(f"{url}/v1/usage", timeout=10) as response:
+            rows, epoch, last = (
+                arrow.from_bytes(response.read()).to_pylist(),
+                *(response.headers[f"X-Poolmeter-{n}"] for n in ("Epoch", "Last-Sequence")),
+            )
+        time.sleep(0.1)
+    assert rows and all(row["kind"] == "device" and row["unallocated_us"] == row["span_us"] for row in rows)
+    assert child.poll() is None
+    body = json.dumps({"consumer": "collector", "epoch": epoch, "seq": int(last)}).encode()
+    urllib.request.urlopen(urllib.request.Request(f"{url}/v1/ack", body), timeout=10).close()
+    assert child.wait(timeout=20) == 0
+
+
+def test_slices_and_switch_overhead_make_up_the_cards_busy_time(watched: Watched) -> None:
+    _, first = watched.allocate("a", 500_000, 4 * GIB)
+    _, second = watched.allocate("b", 500_000, 4 * GIB)
+    options = ("--kernel-us", "1000", "--seconds", "3", "--sync-every", "8")
+    children = [watched.tenant(first, *options), watched.tenant(second, *options)]
+    for child in children:
+        child.communicate(timeout=60)
+    watched.settle()
+    watched.end()
+    records = watched.spool.read(None, 0).records
+    mine = [record for record in records if isinstance(record, DeviceRecord) and record.device_uuid == watched.machine.uuid(0)]
+    busy, hooked, overhead, strangers = (
+        sum(getattr(record, name) or 0 for record in mine) for name in ("busy_us", "hooked_us", "switch_overhead_us", "unaccounted_us")
+    )
+    used = sum(record.used_us or 0 for record in records if isinstance(record, SliceRecord))
+    kept = watched.machine.device_truth(0)
+    assert used == hooked and strangers == 0
+    assert hooked + overhead == pytest.approx(busy, rel=0.01)
+    assert hooked == pytest.approx(kept.busy_ns / 1000, rel=0.01) and overhead == pytest.approx(kept.switched_ns / 1000, rel=0.1)
+    assert busy == pytest.approx((kept.busy_ns + kept.switched_ns) / 1000, rel=0.02)

@@ -192,6 +192,26 @@ def test_an_orphan_that_inherited_the_lock_does_not_keep_the_dead_alive(native: 
     assert reclaim(allocation / "meter") == 1
 
 
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_program_that_closes_all_descriptors_keeps_its_memory(native: Path, allocation: Path, folded: bool) -> None:
+    process = start(native, allocation, "close")
+    assert process.stdin and process.stdout and process.stdout.readline().startswith("closed")
+    meter = allocation / "meter"
+    assert [slot.locked for slot in read_meter(meter).slots] == [False]
+    if folded:
+        assert reclaim(meter) == 1
+        assert read_meter(meter).shared[DEVICE].memory_bytes == 0
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    assert process.stdout.readline().startswith("kept")
+    reading = read_meter(meter)
+    assert [slot.locked for slot in reading.slots] == [True]
+    assert reading.shared[DEVICE].memory_bytes == MIB and reading.faults == int(folded)
+    assert reclaim(meter) == 0
+    process.communicate()
+    assert read_meter(meter).shared[DEVICE].memory_bytes == 0
+
+
 def test_normal_exit_folds_the_estimate_of_what_is_pending(native: Path, allocation: Path) -> None:
     assert start(native, allocation, "exit", "9").wait() == 0
     reading: MeterReading = read_meter(allocation / "meter")

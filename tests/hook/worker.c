@@ -9,6 +9,7 @@
  *   fork | clone | vfork        a child by that call; prints the slots of parent and child
  *   exit N                      N launches, then a normal exit
  *   fold-race                   attaches, prints ready, then sleeps
+ *   close                       holds memory, closes all descriptors; each line read: goes on and prints its slot
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -78,6 +79,20 @@ int main(int argc, char **argv) {
     if (strcmp(mode, "fold-race") == 0) {
         report("ready");
         pause();
+    }
+    if (strcmp(mode, "close") == 0) {
+        char line[16];
+        struct pm_holding held = {.key = 4711, .bytes = 1 << 20, .kind = PM_MEMORY_DEVICE, .uses = 1};
+        pm_process_take(self, 0, PM_MEMORY_DEVICE, held.bytes);
+        pm_pointers_put(self->pointers, PM_HOLD_ADDRESS, &held);
+        close_range(3, ~0u, 0);
+        report("closed");
+        while (fgets(line, sizeof line, stdin)) {
+            pm_process_keep_slot(self);
+            report("kept");
+        }
+        pm_process_give_back(self, 0, PM_MEMORY_DEVICE, held.bytes);
+        return 0;
     }
     if (strcmp(mode, "fork") == 0 || strcmp(mode, "clone") == 0) {
         report("parent");

@@ -25,6 +25,7 @@ struct pm_estimate {
     uint32_t random;
     uint32_t unknown_launches; /* under a compute limit, before anything was known */
     uint32_t flags;            /* PM_KIND_… */
+    uint32_t strikes;    /* samples in a row far above the estimate while neighbours were busy */
 };
 
 struct pm_estimates;

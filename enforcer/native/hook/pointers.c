@@ -139,3 +139,22 @@ bool pm_pointers_take_any(struct pm_pointers *table, enum pm_holding_class of, u
     }
     return false;
 }
+
+bool pm_pointers_next(struct pm_pointers *table, enum pm_holding_class of, size_t *at, struct pm_holding *holding) {
+    /* `*at` is shard << 32 | place */
+    for (size_t s = *at >> 32; table && s < SHARDS; s++, *at = s << 32) {
+        struct shard *shard = &table->shards[of][s];
+        bool found = false;
+        pthread_mutex_lock(&shard->lock);
+        for (uint32_t i = (uint32_t)*at; i < shard->capacity && !found; i++)
+            if (shard->entries[i].key) {
+                *holding = shard->entries[i];
+                *at = s << 32 | (i + 1);
+                found = true;
+            }
+        pthread_mutex_unlock(&shard->lock);
+        if (found)
+            return true;
+    }
+    return false;
+}

@@ -3,6 +3,7 @@
 #define PM_POINTERS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct pm_holding {
@@ -28,5 +29,8 @@ bool pm_pointers_get(struct pm_pointers *table, enum pm_holding_class of, uint64
 bool pm_pointers_use(struct pm_pointers *table, enum pm_holding_class of, uint64_t key, int by, struct pm_holding *holding);
 /* Takes out any holding with this `other`; false when none is left. */
 bool pm_pointers_take_any(struct pm_pointers *table, enum pm_holding_class of, uint64_t other, struct pm_holding *holding);
+
+/* The next holding from `*at` on, which begins at 0; false when there is none left. Others may come and go meanwhile. */
+bool pm_pointers_next(struct pm_pointers *table, enum pm_holding_class of, size_t *at, struct pm_holding *holding);
 
 #endif

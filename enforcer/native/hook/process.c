@@ -129,6 +129,33 @@ static const char *fault_text(enum pm_page_fault fault) {
     }
 }
 
+static int open_for_lock(const char *folder) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/meter", folder);
+    int fd = pm_open_page(path, O_RDWR);
+    /* out of the way of programs that expect the next number, or close the first few */
+    int moved = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 512);
+    if (moved >= 0) {
+        close(fd);
+        fd = moved;
+    }
+    return fd;
+}
+
+static void remember_fd(int fd) {
+    struct stat st;
+    if (fstat(fd, &st) == 0) {
+        inherited_device = st.st_dev;
+        inherited_inode = st.st_ino;
+        inherited_fd = fd;
+    }
+}
+
+static bool is_ours(int fd) {
+    struct stat st;
+    return fd >= 0 && fstat(fd, &st) == 0 && st.st_dev == inherited_device && st.st_ino == inherited_inode;
+}
+
 static uint32_t attach_locked(struct pm_process *self) {
     char path[512];
     bool own_folder = access(SELF_FOLDER "/meter", F_OK) == 0;
@@ -157,16 +184,10 @@ static uint32_t attach_locked(struct pm_process *self) {
         self->uuids[d][PM_UUID_BYTES - 1] = 0;
         self->limiters[d].bucket = &pm_view_device(&self->view, d)->bucket;
     }
-    self->lock_fd = pm_open_page(path, O_RDWR);
+    self->lock_fd = open_for_lock(self->folder);
     if (self->lock_fd < 0) {
         say("page cannot be opened again, expected permission to", path);
         return failed;
-    }
-    /* out of the way of programs that expect the next number, or close the first few */
-    int moved = fcntl(self->lock_fd, F_DUPFD_CLOEXEC, 512);
-    if (moved >= 0) {
-        close(self->lock_fd);
-        self->lock_fd = moved;
     }
     struct pm_identity identity;
     pm_identity_read(&identity);
@@ -177,12 +198,8 @@ static uint32_t attach_locked(struct pm_process *self) {
         close(self->lock_fd);
         return failed;
     }
-    struct stat st;
-    if (fstat(self->lock_fd, &st) == 0) {
-        inherited_device = st.st_dev;
-        inherited_inode = st.st_ino;
-        inherited_fd = self->lock_fd;
-    }
+    remember_fd(self->lock_fd);
+    self->slot_generation = pm_view_slot(&self->view, self->slot)->generation;
     refresh_limits(self);
     map_boards(self, own_folder);
     self->estimates = pm_estimates_create();
@@ -233,6 +250,7 @@ struct pm_limits pm_process_limits(struct pm_process *self, uint32_t device) {
 }
 
 bool pm_process_take(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes) {
+    pm_process_keep_slot(self);
     uint64_t limit = pm_process_limits(self, device).memory_limit;
     pthread_mutex_lock(&self->memory_lock);
     bool taken = pm_memory_take(&self->view, self->slot, device, kind, bytes, limit);
@@ -321,6 +339,46 @@ void pm_process_forget_context(struct pm_process *self, void *handle, bool destr
     struct pm_holding gone;
     while (memory && pm_pointers_take_any(self->pointers, PM_HOLD_ADDRESS, (uint64_t)(uintptr_t)handle, &gone))
         pm_process_give_back(self, gone.device, gone.kind, gone.bytes);
+}
+
+/* Everything that is held goes to the new slot; the limit is not asked, for the memory is in use. */
+static void take_again(struct pm_process *self) {
+    for (int of = 0; of < PM_HOLD_CLASSES; of++) {
+        struct pm_holding holding;
+        for (size_t at = 0; pm_pointers_next(self->pointers, (enum pm_holding_class)of, &at, &holding);)
+            if (of == PM_HOLD_ADDRESS || of == PM_HOLD_HANDLE)
+                pm_memory_take(&self->view, self->slot, holding.device, holding.kind, holding.bytes, PM_UNLIMITED);
+    }
+}
+
+void pm_process_keep_slot(struct pm_process *self) {
+    if (is_ours(self->lock_fd) && pm_load(&pm_view_slot(&self->view, self->slot)->generation) == self->slot_generation)
+        return;
+    pthread_mutex_lock(&self->lock);
+    pthread_mutex_lock(&self->memory_lock);
+    if (!is_ours(self->lock_fd)) {
+        self->lock_fd = open_for_lock(self->folder);
+        remember_fd(self->lock_fd);
+    }
+    if (self->lock_fd >= 0 && !pm_slot_relock(&self->view, self->lock_fd, self->slot, self->slot_generation)) {
+        struct pm_identity identity; /* folded meanwhile: go on in another slot */
+        pm_identity_read(&identity);
+        uint32_t slot = pm_slot_claim(&self->view, self->lock_fd, &identity);
+        if (slot != PM_NO_SLOT) {
+            self->slot = slot;
+            self->slot_generation = pm_view_slot(&self->view, slot)->generation;
+            take_again(self);
+            for (uint32_t i = 0; i < self->context_count; i++) {
+                struct pm_context *context = self->contexts[i];
+                pthread_mutex_lock(&context->tracker.lock);
+                pm_store(&context->tracker.counters, pm_process_counters(self, context->device));
+                pthread_mutex_unlock(&context->tracker.lock);
+            }
+        }
+        pm_add(&self->view.header->faults, 1);
+    }
+    pthread_mutex_unlock(&self->memory_lock);
+    pthread_mutex_unlock(&self->lock);
 }
 
 void pm_process_poll(struct pm_process *self) {

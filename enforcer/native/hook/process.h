@@ -36,6 +36,7 @@ struct pm_process {
     const struct pm_grant *grant;
     uint64_t grant_generation;
     uint32_t slot;
+    uint64_t slot_generation;
     int lock_fd;
     uint64_t generation; /* of the contexts; differs between parent and child */
     struct pm_limits limits[PM_MAX_DEVICES];
@@ -90,6 +91,8 @@ static inline struct pm_counters *pm_process_counters(struct pm_process *self, u
 struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device, const struct pm_driver *driver);
 /* The context is about to go, or may be: charge and forget its events. `memory`: what it held goes with it. */
 void pm_process_forget_context(struct pm_process *self, void *handle, bool destroy_events, bool memory);
+/* Sees to it that the slot is still ours: a program that closes all descriptors closes the one that holds its lock. */
+void pm_process_keep_slot(struct pm_process *self);
 /* Charges what has passed in all contexts. */
 void pm_process_poll(struct pm_process *self);
 

@@ -41,6 +41,7 @@ static void *settle_for_ever(void *argument) {
         return NULL;
     while (pm_load(&self->state) == PM_ATTACHED) {
         bool pending = false;
+        pm_process_keep_slot(self);
         for (uint32_t i = 0; i < pm_load(&self->context_count); i++)
             if (pm_load(&self->contexts[i]->handle))
                 pending |= pm_tracker_look_in(&self->contexts[i]->tracker, self->contexts[i]->handle);

@@ -237,6 +237,16 @@ uint32_t pm_slot_claim(const struct pm_view *view, int fd, const struct pm_ident
     return slot;
 }
 
+bool pm_slot_relock(const struct pm_view *view, int fd, uint32_t slot, uint64_t generation) {
+    if (!try_lock(fd, PM_LOCK_SLOTS + slot))
+        return false;
+    const struct pm_slot *own = pm_view_slot(view, slot);
+    if (pm_load(&own->state) == PM_SLOT_LIVE && pm_load(&own->generation) == generation)
+        return true;
+    unlock(fd, PM_LOCK_SLOTS + slot);
+    return false;
+}
+
 void pm_slot_release(const struct pm_view *view, int fd, uint32_t slot) {
     if (take_fold_lock(fd, 20)) {
         finish_fold(view);

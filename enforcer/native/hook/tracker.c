@@ -148,6 +148,7 @@ static void watch_neighbours(struct pm_tracker *tracker) {
     uint64_t sum = pm_board_others_active(tracker->board, tracker->seat);
     if (tracker->presence_at_ns && sum >= tracker->presence_sum) {
         double seen = (double)(sum - tracker->presence_sum) / (double)(now - tracker->presence_at_ns);
+        seen = seen > 8 ? 8 : seen; /* a long segment is published at its end, for all of its time */
         tracker->presence = tracker->presence < 0 ? seen : (tracker->presence + seen) / 2;
     } else {
         tracker->presence = -1; /* not known yet */
@@ -244,26 +245,41 @@ static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *en
     double span = (double)took, known = (double)entry->ns, near = presence(tracker, segment->neighbours);
     double turn = tracker->turn_ns * segment->neighbours, mine;
     double turns = (double)(uint64_t)(span / (tracker->slice_ns + turn) + 0.5);
-    if (span < 0.8 * tracker->turn_ns) /* no room for a turn of anybody's: as good as alone */
-        return lone_sample(tracker, entry, took);
+    if (span < 0.8 * tracker->turn_ns) {
+        /* No room for a whole turn of anybody's, so as good as alone; but a neighbour with little to do ends its turn early. */
+        if (entry->lone && span >= 3 * known && ++entry->strikes > 3)
+            entry->lone = 0; /* that often, it is the launch itself that has become longer */
+        if (!entry->lone || span < 3 * known) {
+            entry->strikes = 0;
+            return lone_sample(tracker, entry, took);
+        }
+        entry->samples++;
+        pm_add(&tracker->counters->dropped_samples, 1);
+        return entry->ns;
+    }
     entry->samples++;
     pm_add(turns > 0 ? &tracker->counters->dropped_samples : &tracker->counters->timed_samples, 1);
     if (entry->lone || (known > 0 && known < tracker->slice_ns)) {
-        /* the number of turns that leaves what is closest to the known length: neighbours may be idle between theirs */
-        double most = turns + 1, best = span;
+        /* The number of single turns that leaves what is closest to the known length: not every neighbour takes all of its turns. */
+        double most = (turns + 1) * segment->neighbours, best = span;
         turns = 0;
-        for (double n = 1; n <= most; n++)
-            if ((span - n * turn > known ? span - n * turn - known : known - span + n * turn) < (best > known ? best - known : known - best)) {
-                best = span - n * turn;
+        for (double n = 1; n <= most; n++) {
+            double rest = span - n * tracker->turn_ns;
+            if ((rest > known ? rest - known : known - rest) < (best > known ? best - known : known - best)) {
+                best = rest;
                 turns = n;
             }
+        }
         mine = best;
-        if (turns > 0 && entry->lone && entry->samples > 4 && known < 2 * tracker->slice_ns && span > known)
-            learn_turn(tracker, span - known, turns * segment->neighbours);
-        bool close = mine > 0.8 * known && mine < 1.25 * known;
-        if (entry->lone && (close || turns > 0) && mine > 0) {
+        bool all = near > 0.9 * segment->neighbours;
+        if (turns > 0 && all && entry->lone > 4 && known < 2 * tracker->slice_ns && span > known)
+            learn_turn(tracker, span - known, turns);
+        if (entry->lone) {
+            bool likely = mine > known / 3 && mine < 3 * known, close = mine > 0.8 * known && mine < 1.25 * known;
+            if (!likely && turns > 0)
+                return entry->ns; /* met turns that ended early: says nothing */
             /* launches of one kind can differ in length; leaving out those that met a neighbour would leave out the long ones */
-            if (turns == 0 || (tracker->turn_learned && mine < 8 * known))
+            if (likely && (turns == 0 || tracker->turn_learned))
                 set_estimate(entry, known + (mine - known) / 16);
             if (close)
                 return turns == 0 ? took : (uint64_t)known;
@@ -378,7 +394,7 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
         int64_t took = span - (segment->full ? (int64_t)tracker->mark_cost_ns : (int64_t)segment->host_gap_ns);
         took = took < 500 ? 500 : took;
         if (blurred(segment, (uint64_t)span, (uint64_t)took))
-            cost = blurred_sample(tracker, segment->entry, (uint64_t)took);
+            cost = blurred_sample(tracker, segment->entry, (uint64_t)span);
         else if (segment->neighbours)
             cost = shared_sample(tracker, segment->entry, (uint64_t)took, segment);
         else

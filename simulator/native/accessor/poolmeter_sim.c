@@ -70,7 +70,6 @@ static struct sim_machine *fresh(struct sim_machine *m) {
         struct sim_device *dev = &m->device[d];
         dev->active = dev->contexts = dev->target = SIM_NONE;
         dev->next_ns = SIM_NEVER;
-        dev->period_end_ns = SIM_SAMPLE_NS;
     }
     return m;
 }
@@ -85,6 +84,17 @@ void psim_close(struct sim_machine *m) {
     machine_unmap(m);
 }
 void psim_ready(struct sim_machine *m) {
+    /* A driver has sampled its idle cards since it was loaded: the rings are full before the first program comes. */
+    for (uint32_t d = 0; d < m->devices; d++) {
+        struct sim_device *dev = &m->device[d];
+        for (uint64_t i = 0; i < SIM_DEVICE_SAMPLES; i++) {
+            uint64_t before_us = (SIM_DEVICE_SAMPLES - 1 - i) * dev->sample_ns / 1000;
+            dev->samples[i] =
+                (struct sim_device_sample){.end_us = m->epoch_us - before_us, .power_mw = (uint32_t)dev->idle_mw};
+        }
+        dev->samples_head = SIM_DEVICE_SAMPLES;
+        dev->period_end_ns = dev->sample_ns;
+    }
     __atomic_store_n(&m->ready, 1, __ATOMIC_RELEASE);
 }
 
@@ -117,6 +127,7 @@ static const struct field device_fields[] = {
     FIELD(struct sim_device, context_overhead),
     FIELD(struct sim_device, slice_ns),
     FIELD(struct sim_device, switch_ns),
+    FIELD(struct sim_device, sample_ns),
     FIELD(struct sim_device, idle_mw),
     FIELD(struct sim_device, active_mw),
     FIELD(struct sim_device, limit_mw),

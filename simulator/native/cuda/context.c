@@ -187,7 +187,7 @@ CUresult CUDAAPI cuCtxCreate_v4(CUcontext *out, CUctxCreateParams *params, unsig
 
 static CUresult destroy(CUcontext ctx) {
     REQUIRE(context_valid(ctx), CUDA_ERROR_INVALID_CONTEXT);
-    REQUIRE(!ctx->primary, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(!ctx->primary, CUDA_ERROR_INVALID_CONTEXT);
     cuda_lock();
     context_drop(ctx);
     cuda_unlock();
@@ -294,7 +294,8 @@ CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice *dev, CUcontext ctx) {
 CUresult CUDAAPI cuCtxSynchronize(void) {
     ENTER(cuCtxSynchronize);
     REQUIRE(context_valid(current_context()), CUDA_ERROR_INVALID_CONTEXT);
-    return wait_context(current_context());
+    CUresult rc = capture_forbids_context(current_context());
+    return rc != CUDA_SUCCESS ? rc : wait_context(current_context());
 }
 
 CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx) {
@@ -302,7 +303,8 @@ CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx) {
     if (ctx == NULL)
         ctx = current_context();
     REQUIRE(context_valid(ctx), CUDA_ERROR_INVALID_CONTEXT);
-    return wait_context(ctx);
+    CUresult rc = capture_forbids_context(ctx);
+    return rc != CUDA_SUCCESS ? rc : wait_context(ctx);
 }
 
 CUresult CUDAAPI cuCtxGetFlags(unsigned int *flags) {

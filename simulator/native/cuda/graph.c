@@ -616,6 +616,96 @@ CUresult CUDAAPI cuGraphNodeGetDependencies_v2(CUgraphNode n, CUgraphNode *out, 
     return rc;
 }
 
+static CUresult dependents(CUgraphNode n, CUgraphNode *out, size_t *count) {
+    REQUIRE(node_valid(n) && count != NULL, CUDA_ERROR_INVALID_VALUE);
+    const struct CUgraph_st *g = n->graph;
+    CUgraphNode *found = malloc((g->count ? g->count : 1) * sizeof *found);
+    REQUIRE(found != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    size_t many = 0;
+    for (size_t i = 0; i < g->count; i++)
+        for (size_t d = 0; d < g->nodes[i]->dep_count; d++)
+            if (g->nodes[i]->deps[d] == n) {
+                found[many++] = g->nodes[i];
+                break;
+            }
+    CUresult rc = give_list(out, count, found, many);
+    free(found);
+    return rc;
+}
+
+CUresult CUDAAPI cuGraphNodeGetDependentNodes(CUgraphNode n, CUgraphNode *out, size_t *count) {
+    ENTER(cuGraphNodeGetDependentNodes);
+    return dependents(n, out, count);
+}
+
+CUresult CUDAAPI cuGraphNodeGetDependentNodes_v2(CUgraphNode n, CUgraphNode *out, CUgraphEdgeData *data,
+                                                 size_t *count) {
+    ENTER(cuGraphNodeGetDependentNodes_v2);
+    CUresult rc = dependents(n, out, count);
+    if (rc == CUDA_SUCCESS && data != NULL)
+        memset(data, 0, *count * sizeof *data);
+    return rc;
+}
+
+static CUresult remove_edges(CUgraph g, const CUgraphNode *from, const CUgraphNode *to, size_t count) {
+    REQUIRE(graph_valid(g) && (count == 0 || (from != NULL && to != NULL)), CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < count; i++) {
+        REQUIRE(node_valid(from[i]) && node_valid(to[i]), CUDA_ERROR_INVALID_VALUE);
+        size_t kept = 0, before = to[i]->dep_count;
+        for (size_t d = 0; d < before; d++)
+            if (to[i]->deps[d] != from[i])
+                to[i]->deps[kept++] = to[i]->deps[d];
+        to[i]->dep_count = kept;
+        REQUIRE(kept < before, CUDA_ERROR_INVALID_VALUE); /* there was no such edge */
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphRemoveDependencies(CUgraph g, const CUgraphNode *from, const CUgraphNode *to, size_t count) {
+    ENTER(cuGraphRemoveDependencies);
+    return remove_edges(g, from, to, count);
+}
+
+CUresult CUDAAPI cuGraphRemoveDependencies_v2(CUgraph g, const CUgraphNode *from, const CUgraphNode *to,
+                                              const CUgraphEdgeData *edges, size_t count) {
+    ENTER(cuGraphRemoveDependencies_v2);
+    (void)edges;
+    return remove_edges(g, from, to, count);
+}
+
+CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode n, CUDA_HOST_NODE_PARAMS *p) {
+    ENTER(cuGraphHostNodeGetParams);
+    REQUIRE(node_valid(n) && n->type == CU_GRAPH_NODE_TYPE_HOST && p != NULL, CUDA_ERROR_INVALID_VALUE);
+    *p = (CUDA_HOST_NODE_PARAMS){.fn = n->work.host, .userData = n->work.host_data};
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode n, CUDA_MEM_ALLOC_NODE_PARAMS *p) {
+    ENTER(cuGraphMemAllocNodeGetParams);
+    REQUIRE(node_valid(n) && n->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && p != NULL, CUDA_ERROR_INVALID_VALUE);
+    memset(p, 0, sizeof *p);
+    p->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    p->poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    p->poolProps.location.id = ordinal_of(n->work.device);
+    p->bytesize = n->work.alloc_bytes;
+    p->dptr = n->work.alloc;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphEventRecordNodeGetEvent(CUgraphNode n, CUevent *event) {
+    ENTER(cuGraphEventRecordNodeGetEvent);
+    REQUIRE(node_valid(n) && n->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD && event != NULL, CUDA_ERROR_INVALID_VALUE);
+    *event = n->work.event;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphEventWaitNodeGetEvent(CUgraphNode n, CUevent *event) {
+    ENTER(cuGraphEventWaitNodeGetEvent);
+    REQUIRE(node_valid(n) && n->type == CU_GRAPH_NODE_TYPE_WAIT_EVENT && event != NULL, CUDA_ERROR_INVALID_VALUE);
+    *event = n->work.event;
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode n, CUgraphNodeType *type) {
     ENTER(cuGraphNodeGetType);
     REQUIRE(node_valid(n) && type != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -682,7 +772,7 @@ static bool plan_graph(struct plan *plan, struct CUgraph_st *g, int device) {
         uint32_t level = g->nodes[i]->level;
         uint64_t longest = 0;
         unsigned __int128 area = 0;
-        uint64_t width = 0;
+        uint64_t width = 0, warps = 0;
         uint32_t kernels = 0;
         size_t end = i;
         for (; end < g->count && g->nodes[end]->level == level; end++) {
@@ -693,11 +783,13 @@ static bool plan_graph(struct plan *plan, struct CUgraph_st *g, int device) {
             longest = op.work_ns > longest ? op.work_ns : longest;
             area += (unsigned __int128)op.work_ns * op.width_ppm;
             width += op.width_ppm;
+            warps += op.event;
             kernels++;
         }
         if (kernels > 0) {
             uint64_t shared = (uint64_t)(area / 1000000u);
             uint64_t work = shared > longest ? shared : longest;
+            uint32_t filled = warps > 1000000 ? 1000000 : (uint32_t)warps;
             uint32_t part = width > 1000000 ? 1000000 : (uint32_t)width;
             struct sim_op *last = plan->count > 0 ? &plan->ops[plan->count - 1] : NULL;
             if (last != NULL && last->kind == SIM_OP_KERNEL) {
@@ -706,11 +798,16 @@ static bool plan_graph(struct plan *plan, struct CUgraph_st *g, int device) {
                     last->width_ppm = (uint32_t)(((unsigned __int128)last->work_ns * last->width_ppm +
                                                   (unsigned __int128)work * part) /
                                                  sum);
+                if (sum > 0)
+                    last->event =
+                        (uint32_t)(((unsigned __int128)last->work_ns * last->event + (unsigned __int128)work * filled) /
+                                   sum);
                 last->work_ns = sum;
                 last->kernels += kernels;
             } else if (plan_add(plan, (struct sim_op){.kind = SIM_OP_KERNEL,
                                                       .work_ns = work,
                                                       .width_ppm = part ? part : 1,
+                                                      .event = filled,
                                                       .kernels = kernels}) == NULL) {
                 return false;
             }
@@ -892,7 +989,7 @@ static CUresult launch_node(struct CUstream_st *s, const struct CUgraphNode_st *
         if (!n->work.event->recorded)
             return CUDA_SUCCESS;
         return submit(
-            s, (struct sim_op){.kind = SIM_OP_WAIT, .reserved = n->work.event->slot, .arg = n->work.event->generation},
+            s, (struct sim_op){.kind = SIM_OP_WAIT, .event = n->work.event->slot, .arg = n->work.event->generation},
             NULL, false);
     default:
         return CUDA_SUCCESS;
@@ -1180,7 +1277,7 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *sta
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
-    REQUIRE(!(s->legacy && capture_implicit(s)), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    REQUIRE(!(s->legacy && capture_implicit(s, false)), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     *status = s->capture;
     return CUDA_SUCCESS;
 }
@@ -1191,7 +1288,7 @@ static CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuu
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
-    REQUIRE(!(s->legacy && capture_implicit(s)), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    REQUIRE(!(s->legacy && capture_implicit(s, false)), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     *status = s->capture;
     if (s->capture != CU_STREAM_CAPTURE_STATUS_ACTIVE)
         return CUDA_SUCCESS;
@@ -1267,9 +1364,12 @@ CUresult capture_record(struct CUstream_st *s, struct CUevent_st *e) {
 
 CUresult capture_wait(struct CUstream_st *s, struct CUevent_st *e) {
     if (e->capture_id == 0) {
-        REQUIRE(!e->recorded, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-        return CUDA_SUCCESS;
+        if (!e->recorded)
+            return CUDA_SUCCESS;
+        capture_invalidate(s->capture_id);
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
+    REQUIRE(capture_running(e->capture_id), CUDA_ERROR_INVALID_VALUE);
     CUresult rc = capture_trouble(s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
     if (!capture_active(s)) {
@@ -1300,13 +1400,63 @@ CUresult capture_wait(struct CUstream_st *s, struct CUevent_st *e) {
     return CUDA_SUCCESS;
 }
 
-bool capture_implicit(const struct CUstream_st *legacy) {
+void capture_invalidate(uint64_t id) {
+    cuda_lock();
+    for (struct CUctx_st *c = cuda.contexts; c != NULL; c = c->next)
+        for (struct CUstream_st *o = c->streams; o != NULL; o = o->next)
+            if (o->capture_id == id && capture_active(o))
+                o->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    cuda_unlock();
+}
+
+bool capture_running(uint64_t id) {
+    bool running = false;
+    cuda_lock();
+    for (struct CUctx_st *c = cuda.contexts; c != NULL; c = c->next)
+        for (struct CUstream_st *o = c->streams; o != NULL; o = o->next)
+            running |= o->capture_id == id && o->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    cuda_unlock();
+    return running;
+}
+
+/* Waiting for a whole context is refused while anything in it is captured, in whatever mode. */
+CUresult capture_forbids_context(struct CUctx_st *ctx) {
+    if (__builtin_expect(cuda.capturing == 0, 1))
+        return CUDA_SUCCESS;
+    bool found = false;
+    cuda_lock();
+    for (struct CUstream_st *o = ctx->streams; o != NULL; o = o->next)
+        if (capture_active(o)) {
+            o->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+            found = true;
+        }
+    cuda_unlock();
+    return found ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
+void capture_abandon(struct CUstream_st *s) {
+    if (!capture_active(s))
+        return;
+    capture_invalidate(s->capture_id);
+    cuda_lock();
+    struct CUgraph_st *g = s->capture_origin ? s->capture_graph : NULL;
+    leave_capture(s);
+    cuda_unlock();
+    if (g != NULL)
+        graph_free(g);
+}
+
+bool capture_implicit(const struct CUstream_st *legacy, bool invalidate) {
     if (cuda.capturing == 0)
         return false;
     bool found = false;
     cuda_lock();
-    for (const struct CUstream_st *o = legacy->ctx->streams; o != NULL; o = o->next)
-        found |= capture_active(o) && !(o->flags & CU_STREAM_NON_BLOCKING);
+    for (struct CUstream_st *o = legacy->ctx->streams; o != NULL; o = o->next)
+        if (capture_active(o) && !(o->flags & CU_STREAM_NON_BLOCKING)) {
+            found = true;
+            if (invalidate)
+                o->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+        }
     cuda_unlock();
     return found;
 }

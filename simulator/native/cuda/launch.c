@@ -45,8 +45,14 @@ struct sim_op launch_op(const struct launch *l, int device) {
     uint64_t width = f->width_ppm;
     if (width == 0)
         width = blocks >= sms ? 1000000 : blocks * 1000000 / sms;
-    return (struct sim_op){
-        .kind = SIM_OP_KERNEL, .work_ns = ns, .width_ppm = (uint32_t)(width ? width : 1), .kernels = 1};
+    uint64_t threads = (uint64_t)l->block[0] * l->block[1] * l->block[2];
+    uint64_t room = sms * cuda.m->device[device].threads_per_sm;
+    uint64_t warps = blocks * threads >= room ? 1000000 : blocks * threads * 1000000 / room;
+    return (struct sim_op){.kind = SIM_OP_KERNEL,
+                           .work_ns = ns,
+                           .width_ppm = (uint32_t)(width ? width : 1),
+                           .event = (uint32_t)warps,
+                           .kernels = 1};
 }
 
 CUresult sim_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,

@@ -184,6 +184,8 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int 
 static CUresult device_free(CUdeviceptr at) {
     if (at == 0)
         return CUDA_SUCCESS;
+    CUresult forbidden = capture_forbids();
+    REQUIRE(forbidden == CUDA_SUCCESS, forbidden);
     cuda_lock();
     struct allocation *a = allocation_find((uintptr_t)at);
     bool ours = a != NULL && a->base == (uintptr_t)at && a->kind != ALLOCATION_HOST &&
@@ -238,8 +240,12 @@ CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevi
 /* --- host memory ------------------------------------------------------------------------------------------------ */
 
 static CUresult host_alloc(void **out, size_t bytes, unsigned flags) {
-    REQUIRE(out != NULL && bytes > 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(context_valid(current_context()), CUDA_ERROR_INVALID_CONTEXT);
+    if (bytes == 0) {
+        *out = NULL;
+        return CUDA_SUCCESS;
+    }
     CUdeviceptr at;
     CUresult rc = memory_allocate(&at, bytes, -1, current_context(), ALLOCATION_HOST, 0);
     REQUIRE(rc == CUDA_SUCCESS, rc);
@@ -499,10 +505,8 @@ CUresult copy_submit(struct CUstream_st *s, void *to, const void *from, size_t b
 }
 
 static CUresult copy_now(void *to, const void *from, size_t bytes) {
-    CUresult rc = capture_forbids();
-    REQUIRE(rc == CUDA_SUCCESS, rc);
     struct CUstream_st *s;
-    rc = stream_resolve(NULL, &s);
+    CUresult rc = stream_resolve(NULL, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
     return copy_submit(s, to, from, bytes, true);
 }

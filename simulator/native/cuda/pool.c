@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { POOL_GRAIN = 2 << 20 };
+enum { POOL_GRAIN = 32 << 20 }; /* pools take the card's memory in such pieces */
 
 static bool pool_valid(const struct CUmemPoolHandle_st *p) {
     return p != NULL && p->magic == MAGIC_POOL;
@@ -98,7 +98,7 @@ static CUresult pool_alloc(CUdeviceptr *out, size_t bytes, struct CUmemPoolHandl
 }
 
 static CUresult alloc_async(CUdeviceptr *out, size_t bytes, struct CUmemPoolHandle_st *p, CUstream handle) {
-    REQUIRE(out != NULL && bytes > 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
@@ -113,6 +113,12 @@ static CUresult alloc_async(CUdeviceptr *out, size_t bytes, struct CUmemPoolHand
         REQUIRE(rc == CUDA_SUCCESS, rc);
         *out = work.alloc;
         return capture_add(s, &work);
+    }
+    rc = capture_forbids();
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    if (bytes == 0) {
+        *out = 0;
+        return CUDA_SUCCESS;
     }
     return pool_alloc(out, bytes, p, s);
 }
@@ -143,7 +149,8 @@ CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr at, CUstream handle) {
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
-    REQUIRE(at != 0, CUDA_ERROR_INVALID_VALUE);
+    if (at == 0)
+        return CUDA_SUCCESS;
     if (capture_active(s)) {
         struct graph_work work = {.kind = WORK_FREE, .alloc = at};
         return capture_add(s, &work);

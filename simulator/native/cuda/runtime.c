@@ -169,7 +169,7 @@ int ordinal_of(int device) {
 /* --- initialisation --------------------------------------------------------------------------------------------- */
 
 static void at_exit(void) {
-    if (!cuda.initialised || cuda.child_of_user)
+    if (!cuda.initialised || cuda.child_of_user || cuda.pid != getpid())
         return;
     /* No lock of ours is taken: another thread may hold it for good at this point. */
     struct sim_machine *m = cuda.m;
@@ -209,6 +209,7 @@ CUresult CUDAAPI cuInit(unsigned int flags) {
                 SIM_MAX_PROCESSES);
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
+    cuda.pid = getpid();
     cuda.initialised = true;
     cuda_unlock();
     return CUDA_SUCCESS;

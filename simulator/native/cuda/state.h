@@ -7,6 +7,7 @@
 #define __CUDA_API_PUSH_VISIBILITY_DEFAULT
 #include <cuda.h>
 #include <pthread.h>
+#include <sys/types.h>
 
 #include "calls.h"
 #include "machine.h"
@@ -153,6 +154,7 @@ struct cuda_state {
     bool initialised;
     bool child_of_user; /* forked from a process that had initialised: CUDA refuses to work */
     uint32_t process;
+    pid_t pid;                    /* that attached; a child made by a raw clone has another */
     int visible[SIM_MAX_DEVICES]; /* ordinal -> device of the machine */
     int visible_count;
     struct CUctx_st *primary[SIM_MAX_DEVICES];
@@ -331,8 +333,13 @@ CUresult capture_add(struct CUstream_st *stream, const struct graph_work *work);
 bool capture_active(const struct CUstream_st *stream);
 CUresult capture_record(struct CUstream_st *stream, struct CUevent_st *event);
 CUresult capture_wait(struct CUstream_st *stream, struct CUevent_st *event);
-bool capture_implicit(const struct CUstream_st *legacy); /* would make a capturing stream depend on the legacy one */
-CUresult capture_forbids(void); /* a call that may not be made while this thread captures in global mode */
+void capture_invalidate(uint64_t id);
+bool capture_running(uint64_t id); /* begun and neither ended nor invalid */
+CUresult capture_forbids_context(struct CUctx_st *ctx);
+void capture_abandon(struct CUstream_st *stream); /* the stream goes away */
+bool capture_implicit(const struct CUstream_st *legacy,
+                      bool invalidate); /* would make a capturing stream depend on the legacy one */
+CUresult capture_forbids(void);         /* a call that may not be made while this thread captures in global mode */
 
 CUresult host_submit(struct CUstream_st *stream, CUhostFn fn, void *data, bool callback, CUstreamCallback cb,
                      CUstream handle);

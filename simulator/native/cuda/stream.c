@@ -117,7 +117,7 @@ CUresult submit_many(struct CUstream_st *stream, const struct sim_op *ops, size_
 
 CUresult submit(struct CUstream_st *stream, struct sim_op op, uint64_t *target, bool launch) {
     struct sim_machine *m = cuda.m;
-    if (__builtin_expect(cuda.capturing > 0 && stream->legacy, 0) && capture_implicit(stream))
+    if (__builtin_expect(cuda.capturing > 0 && stream->legacy, 0) && capture_implicit(stream, true))
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     if (launch && m->launch_ns > 0 && m->clock == SIM_CLOCK_VIRTUAL)
         machine_wait(m, machine_now(m) + m->launch_ns);
@@ -216,7 +216,7 @@ CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *out, unsigned int flags, i
 static CUresult stream_end(CUstream s) {
     REQUIRE((uintptr_t)s > 2, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(s->magic == MAGIC_STREAM, CUDA_ERROR_INVALID_HANDLE);
-    REQUIRE(s->capture == CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    capture_abandon(s);
     wait_stream(s, cuda.m->stream[s->slot].tail);
     cuda_lock();
     stream_drop(s);
@@ -246,13 +246,33 @@ CUresult CUDAAPI cuStreamDestroy_v2(CUstream s) {
     return stream_end(s);
 }
 
+/* Waiting for a stream, or asking it, ends the capture it is under; and any other that this thread may not disturb. */
+static CUresult capture_forbids_look(const struct CUstream_st *s) {
+    if (__builtin_expect(capture_active(s), 0)) {
+        capture_invalidate(s->capture_id);
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    return capture_forbids();
+}
+
+/* The same for an event, which may have been recorded inside a capture. */
+static CUresult event_forbids_look(const struct CUevent_st *e) {
+    if (__builtin_expect(e->capture_id != 0, 0)) {
+        REQUIRE(capture_running(e->capture_id), CUDA_ERROR_INVALID_VALUE);
+        capture_invalidate(e->capture_id);
+        return CUDA_ERROR_CAPTURED_EVENT;
+    }
+    return capture_forbids();
+}
+
 CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
     ENTER(cuStreamSynchronize);
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
     if (rc != CUDA_SUCCESS)
         return rc;
-    REQUIRE(s->capture == CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    rc = capture_forbids_look(s);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
     /* The legacy stream waits for the blocking ones too: its own queue says nothing about them. */
     if (s->legacy) {
         uint64_t target;
@@ -269,7 +289,8 @@ CUresult CUDAAPI cuStreamQuery(CUstream handle) {
     CUresult rc = stream_resolve(handle, &s);
     if (rc != CUDA_SUCCESS)
         return rc;
-    REQUIRE(s->capture == CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    rc = capture_forbids_look(s);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
     machine_enter(cuda.m);
     bool done = cuda.m->stream[s->slot].head == cuda.m->stream[s->slot].tail;
     machine_unlock(cuda.m);
@@ -416,7 +437,7 @@ CUresult event_record_on(struct CUevent_st *e, struct CUstream_st *s) {
     uint64_t generation = m->event[e->slot].submitted;
     machine_unlock(m);
     uint64_t target;
-    struct sim_op op = {.kind = SIM_OP_RECORD, .reserved = e->slot, .arg = generation};
+    struct sim_op op = {.kind = SIM_OP_RECORD, .event = e->slot, .arg = generation};
     CUresult rc = submit(s, op, &target, false);
     REQUIRE(rc == CUDA_SUCCESS, rc);
     e->recorded = true;
@@ -453,9 +474,8 @@ static bool event_reached(CUevent e, uint64_t *time) {
 CUresult CUDAAPI cuEventQuery(CUevent e) {
     ENTER(cuEventQuery);
     REQUIRE(event_valid(e), CUDA_ERROR_INVALID_HANDLE);
-    CUresult forbidden = capture_forbids();
+    CUresult forbidden = event_forbids_look(e);
     REQUIRE(forbidden == CUDA_SUCCESS, forbidden);
-    REQUIRE(e->capture_id == 0, CUDA_ERROR_CAPTURED_EVENT);
     REQUIRE(context_valid(e->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     REQUIRE(!cuda.m->device[e->ctx->device].lost, CUDA_ERROR_UNKNOWN);
     return event_reached(e, NULL) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -464,9 +484,8 @@ CUresult CUDAAPI cuEventQuery(CUevent e) {
 CUresult CUDAAPI cuEventSynchronize(CUevent e) {
     ENTER(cuEventSynchronize);
     REQUIRE(event_valid(e), CUDA_ERROR_INVALID_HANDLE);
-    CUresult forbidden = capture_forbids();
+    CUresult forbidden = event_forbids_look(e);
     REQUIRE(forbidden == CUDA_SUCCESS, forbidden);
-    REQUIRE(e->capture_id == 0, CUDA_ERROR_CAPTURED_EVENT);
     REQUIRE(context_valid(e->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     if (!e->recorded)
         return CUDA_SUCCESS;
@@ -503,11 +522,11 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent e, unsigned int flag
     CUresult rc = stream_resolve(handle, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
     REQUIRE(event_valid(e), CUDA_ERROR_INVALID_HANDLE);
-    if (__builtin_expect(cuda.capturing > 0 && (capture_active(s) || e->capture_id != 0), 0))
+    if (__builtin_expect(capture_active(s) || e->capture_id != 0, 0))
         return capture_wait(s, e);
     if (!e->recorded)
         return CUDA_SUCCESS;
-    struct sim_op op = {.kind = SIM_OP_WAIT, .reserved = e->slot, .arg = e->generation};
+    struct sim_op op = {.kind = SIM_OP_WAIT, .event = e->slot, .arg = e->generation};
     return submit(s, op, NULL, false);
 }
 

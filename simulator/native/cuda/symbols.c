@@ -12,7 +12,7 @@ static CUresult find_symbol(const char *symbol, void **pfn, int version, cuuint6
         CUDA_ERROR_INVALID_VALUE);
     *pfn = NULL;
     const struct sim_symbol *best = NULL, *best_own = NULL;
-    bool known = false;
+    bool known = false, has_own = false;
     size_t low = 0, high = sim_symbol_count; /* the table is sorted by name */
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -24,6 +24,7 @@ static CUresult find_symbol(const char *symbol, void **pfn, int version, cuuint6
     for (; low < sim_symbol_count && strcmp(sim_symbols[low].base, symbol) == 0; low++) {
         const struct sim_symbol *s = &sim_symbols[low];
         known = true;
+        has_own |= s->per_thread != 0;
         if (s->version > version)
             continue;
         if (s->per_thread) {
@@ -33,16 +34,14 @@ static CUresult find_symbol(const char *symbol, void **pfn, int version, cuuint6
             best = s;
         }
     }
-    bool own = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
-    const struct sim_symbol *chosen = best;
-    if (own && best_own != NULL && (best == NULL || best_own->version >= best->version))
-        chosen = best_own;
+    /* Asked for per-thread variants, the driver gives nothing else for a name that has any. */
+    bool own = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0 && has_own;
+    const struct sim_symbol *chosen = own ? best_own : best;
     if (status != NULL)
         *status = chosen != NULL ? CU_GET_PROC_ADDRESS_SUCCESS
                   : known        ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                                  : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    if (chosen == NULL) /* with a place for the status that alone tells it, as in the driver */
-        return status != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    REQUIRE(chosen != NULL, CUDA_ERROR_NOT_FOUND);
     *pfn = chosen->address;
     return CUDA_SUCCESS;
 }
@@ -55,5 +54,8 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int version, c
 CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags,
                                      CUdriverProcAddressQueryResult *status) {
     ENTER_EARLY(cuGetProcAddress_v2);
-    return find_symbol(symbol, pfn, version, flags, status);
+    /* What is not found is told by the status and the null pointer alone; seen on a 580 driver, with and without a
+     * status. */
+    CUresult rc = find_symbol(symbol, pfn, version, flags, status);
+    return rc == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : rc;
 }

@@ -168,9 +168,10 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGene
                           unsigned long long flags) {
     ENTER(cuMemMap);
     struct physical *p = physical_of(handle);
-    REQUIRE(p != NULL && flags == 0 && offset == 0 && bytes > 0 && bytes % GRANULARITY == 0 && at % GRANULARITY == 0,
+    REQUIRE(p != NULL && flags == 0 && bytes > 0 && bytes % GRANULARITY == 0 && at % GRANULARITY == 0,
             CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(bytes <= p->bytes, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(offset == 0 && bytes == p->bytes,
+            CUDA_ERROR_NOT_SUPPORTED); /* parts of an allocation are not mapped by the driver either */
     cuda_lock();
     const struct allocation *range = allocation_find((uintptr_t)at);
     bool ok = range != NULL && range->kind == ALLOCATION_RESERVED && at - range->base + bytes <= range->size;
@@ -188,7 +189,6 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGene
 
 CUresult CUDAAPI cuMemUnmap(CUdeviceptr at, size_t bytes) {
     ENTER(cuMemUnmap);
-    size_t found = 0;
     cuda_lock();
     for (struct mapping **link = &mappings; *link != NULL;) {
         struct mapping *map = *link;
@@ -199,13 +199,12 @@ CUresult CUDAAPI cuMemUnmap(CUdeviceptr at, size_t bytes) {
         /* Back to a range that holds nothing. */
         mmap((void *)map->at, map->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         *link = map->next;
-        found += map->bytes;
         map->physical->mappings--;
         physical_release(map->physical);
         free(map);
     }
     cuda_unlock();
-    return found == bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS; /* a range that holds no mapping is unmapped already */
 }
 
 CUresult CUDAAPI cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count) {

@@ -28,15 +28,15 @@ static void roll_period(struct sim_machine *m, uint32_t d) {
     struct sim_device_sample *sample = &dev->samples[dev->samples_head % SIM_DEVICE_SAMPLES];
     uint64_t busy = dev->period_busy_ns;
     sample->end_us = machine_now_us(m, dev->period_end_ns);
-    sample->sm_percent = (uint32_t)((busy * 100 + SIM_SAMPLE_NS / 2) / SIM_SAMPLE_NS);
+    sample->sm_percent = (uint32_t)((busy * 100 + dev->sample_ns / 2) / dev->sample_ns);
     if (sample->sm_percent > 100)
         sample->sm_percent = 100;
-    sample->busy_ppm = (uint32_t)(busy * 1000000 / SIM_SAMPLE_NS);
-    sample->memory_percent = (uint32_t)(dev->period_copy_ns * 100 / SIM_SAMPLE_NS);
+    sample->busy_ppm = (uint32_t)(busy * 1000000 / dev->sample_ns);
+    sample->memory_percent = (uint32_t)(dev->period_copy_ns * 100 / dev->sample_ns);
     if (sample->memory_percent > 100)
         sample->memory_percent = 100;
     sample->power_mw = (uint32_t)(dev->idle_mw + (dev->active_mw - dev->idle_mw) *
-                                                     (busy > SIM_SAMPLE_NS ? SIM_SAMPLE_NS : busy) / SIM_SAMPLE_NS);
+                                                     (busy > dev->sample_ns ? dev->sample_ns : busy) / dev->sample_ns);
     ADD(m, dev->samples_head, 1);
     PUT(m, dev->period_busy_ns, 0);
     PUT(m, dev->period_copy_ns, 0);
@@ -45,23 +45,20 @@ static void roll_period(struct sim_machine *m, uint32_t d) {
         struct sim_account *a = &p->account[d];
         if (p->state != SIM_PROCESS_LIVE || a->contexts == 0)
             continue;
-        uint64_t percent = (a->period_ns * 100 + SIM_SAMPLE_NS / 2) / SIM_SAMPLE_NS;
-        if (percent > 100)
-            percent = 100;
+        /* Whoever has a context gets a sample, be it 0: seen on a 580 driver. Whole per cents, rounded down. */
+        uint64_t percent = a->period_ns * 100 / dev->sample_ns;
         ADD(m, a->util_samples, 1);
-        ADD(m, a->util_sum, a->period_ns * 10000 / SIM_SAMPLE_NS);
+        ADD(m, a->util_sum, a->period_ns * 10000 / dev->sample_ns);
         ADD(m, a->fb_sum, (a->memory + a->overhead) / 4096 * 10000 / (dev->memory / 4096));
-        if (percent > 0) {
-            struct sim_process_sample *ps = &dev->process_samples[dev->process_samples_head % SIM_PROCESS_SAMPLES];
-            ps->end_us = machine_now_us(m, dev->period_end_ns);
-            ps->pid = p->pid;
-            ps->sm_percent = (uint32_t)percent;
-            ps->memory_percent = 0;
-            ADD(m, dev->process_samples_head, 1);
-        }
+        struct sim_process_sample *ps = &dev->process_samples[dev->process_samples_head % SIM_PROCESS_SAMPLES];
+        ps->end_us = machine_now_us(m, dev->period_end_ns);
+        ps->pid = p->pid;
+        ps->sm_percent = (uint32_t)(percent > 100 ? 100 : percent);
+        ps->memory_percent = 0;
+        ADD(m, dev->process_samples_head, 1);
         PUT(m, a->period_ns, 0);
     }
-    ADD(m, dev->period_end_ns, SIM_SAMPLE_NS);
+    ADD(m, dev->period_end_ns, dev->sample_ns);
 }
 
 /* Sample periods of an idle card, all alike: only those that still fit the ring are written. */
@@ -69,7 +66,7 @@ static void roll_idle(struct sim_machine *m, uint32_t d, uint64_t to) {
     struct sim_device *dev = &m->device[d];
     if (dev->period_end_ns > to)
         return;
-    uint64_t periods = (to - dev->period_end_ns) / SIM_SAMPLE_NS + 1;
+    uint64_t periods = (to - dev->period_end_ns) / dev->sample_ns + 1;
     if (periods > SIM_DEVICE_SAMPLES + 1) {
         uint64_t skipped = periods - SIM_DEVICE_SAMPLES - 1;
         for (uint32_t i = 0; i < m->process_high; i++) {
@@ -80,7 +77,7 @@ static void roll_idle(struct sim_machine *m, uint32_t d, uint64_t to) {
             }
         }
         roll_period(m, d); /* the one that may hold some work */
-        ADD(m, dev->period_end_ns, skipped * SIM_SAMPLE_NS);
+        ADD(m, dev->period_end_ns, skipped * dev->sample_ns);
     }
     while (dev->period_end_ns <= to)
         roll_period(m, d);
@@ -110,6 +107,7 @@ static void integrate(struct sim_machine *m, uint32_t d, uint64_t t) {
         ADD(m, dev->period_busy_ns, dt);
         ADD(m, a->busy_ns, dt);
         ADD(m, a->period_ns, dt);
+        ADD(m, dev->warp_ns, c->occupancy_ppm >= 1000000 ? dt : dt * c->occupancy_ppm / 1000000u);
         uint64_t progress = dt;
         if (c->width_ppm > 1000000)
             progress = (uint64_t)((unsigned __int128)dt * 1000000u / c->width_ppm);
@@ -202,7 +200,7 @@ static bool settle_stream(struct sim_machine *m, uint32_t s, uint64_t t) {
                 c->runnable++;
                 return progress;
             }
-            struct sim_event *e = &m->event[op->reserved];
+            struct sim_event *e = &m->event[op->event];
             if (op->arg > e->reached) {
                 PUT(m, e->reached, op->arg);
                 PUT(m, e->time_ns, t);
@@ -214,7 +212,7 @@ static bool settle_stream(struct sim_machine *m, uint32_t s, uint64_t t) {
             break;
         }
         case SIM_OP_WAIT:
-            if (m->event[op->reserved].reached < op->arg) {
+            if (m->event[op->event].reached < op->arg) {
                 c->waiting++;
                 return progress;
             }
@@ -247,6 +245,7 @@ static bool settle_stream(struct sim_machine *m, uint32_t s, uint64_t t) {
                 c->runnable++;
                 c->kernels++;
                 c->width_ppm += op->width_ppm;
+                c->occupancy_ppm += op->event;
                 return progress;
             }
             pop(m, s);
@@ -263,12 +262,14 @@ static void settle_context(struct sim_machine *m, uint32_t ci, uint64_t t) {
     machine_note_(m, &c->runnable); /* one word with `waiting` */
     machine_note_(m, &c->width_ppm);
     machine_note_(m, &c->kernels);
+    machine_note_(m, &c->occupancy_ppm);
     do {
         progress = false;
         c->runnable = 0;
         c->waiting = 0;
         c->kernels = 0;
         c->width_ppm = 0;
+        c->occupancy_ppm = 0;
         for (uint32_t s = c->streams; s != SIM_NONE; s = m->stream[s].next)
             progress |= settle_stream(m, s, t);
     } while (progress);
@@ -491,6 +492,8 @@ uint64_t memory_free(const struct sim_machine *m, uint32_t d) {
 
 bool memory_take(struct sim_machine *m, uint32_t process, uint32_t d, uint64_t bytes) {
     struct sim_account *a = &m->process[process].account[d];
+    if (m->process[process].state != SIM_PROCESS_LIVE) /* a thread that outlives its process's farewell */
+        return false;
     if (bytes > memory_free(m, d)) {
         process_reap(m, true); /* the dead may hold it */
         if (bytes > memory_free(m, d)) {
@@ -508,6 +511,8 @@ bool memory_take(struct sim_machine *m, uint32_t process, uint32_t d, uint64_t b
 
 void memory_give(struct sim_machine *m, uint32_t process, uint32_t d, uint64_t bytes) {
     struct sim_account *a = &m->process[process].account[d];
+    if (m->process[process].state != SIM_PROCESS_LIVE)
+        return;
     SUB(m, m->device[d].memory_used, bytes);
     SUB(m, a->memory, bytes);
     machine_commit(m);
@@ -515,6 +520,8 @@ void memory_give(struct sim_machine *m, uint32_t process, uint32_t d, uint64_t b
 
 uint32_t context_create(struct sim_machine *m, uint32_t process, uint32_t d) {
     struct sim_device *dev = &m->device[d];
+    if (m->process[process].state != SIM_PROCESS_LIVE)
+        return SIM_NONE;
     if (dev->context_overhead > memory_free(m, d))
         process_reap(m, true);
     if (dev->context_overhead > memory_free(m, d))
@@ -575,11 +582,11 @@ static void unlink_stream(struct sim_machine *m, uint32_t s) {
     /* Records still queued will never be reached: what waits for them goes on, as after a driver's clean-up. */
     for (uint64_t i = st->head; i != st->tail; i++) {
         const struct sim_op *op = &m->queue[s][i % SIM_QUEUE_DEPTH];
-        if (op->kind == SIM_OP_RECORD && m->event[op->reserved].reached < op->arg) {
-            PUT(m, m->event[op->reserved].reached, op->arg);
-            PUT(m, m->event[op->reserved].time_ns, m->advanced_ns);
-            if (m->event[op->reserved].used == 2)
-                PUT(m, m->event[op->reserved].used, 0);
+        if (op->kind == SIM_OP_RECORD && m->event[op->event].reached < op->arg) {
+            PUT(m, m->event[op->event].reached, op->arg);
+            PUT(m, m->event[op->event].time_ns, m->advanced_ns);
+            if (m->event[op->event].used == 2)
+                PUT(m, m->event[op->event].used, 0);
         }
     }
     PUT(m, st->used, 0);
@@ -753,7 +760,10 @@ void host_op_done(struct sim_machine *m, uint32_t s) {
 
 uint64_t device_power_mw(const struct sim_machine *m, uint32_t d) {
     const struct sim_device *dev = &m->device[d];
-    uint64_t n = dev->samples_head < 6 ? dev->samples_head : 6;
+    uint64_t second = 1000000000ull / dev->sample_ns + (dev->sample_ns > 1000000000ull);
+    uint64_t n = dev->samples_head < second ? dev->samples_head : second;
+    if (n > SIM_DEVICE_SAMPLES)
+        n = SIM_DEVICE_SAMPLES;
     if (n == 0)
         return dev->idle_mw;
     uint64_t sum = 0;

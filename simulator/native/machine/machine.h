@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d49534d504f50ull /* "POPMSIM1" */
-#define SIM_LAYOUT 4u
+#define SIM_LAYOUT 6u
 #define SIM_ENV "POOLMETER_SIM_MACHINE"
 
 enum {
@@ -30,8 +30,8 @@ enum {
     SIM_MAX_EVENTS = 65536,
     SIM_QUEUE_DEPTH = 1024, /* entries per stream; a launch into a full queue waits, as on a card */
     SIM_MAX_WAITERS = 1024,
-    SIM_DEVICE_SAMPLES = 128,
-    SIM_PROCESS_SAMPLES = 2048,
+    SIM_DEVICE_SAMPLES = 72, /* as many as an H200's driver keeps, seen on 580.159 */
+    SIM_PROCESS_SAMPLES = 8192,
     SIM_ACCOUNTED = 4000, /* the accounting buffer of a card */
     SIM_MAX_XIDS = 64,
     SIM_MAX_RULES = 64,
@@ -42,7 +42,6 @@ enum {
 
 #define SIM_NONE UINT32_MAX
 #define SIM_NEVER UINT64_MAX
-#define SIM_SAMPLE_NS 166666667ull /* a driver's sample period: 1/6 s */
 
 enum sim_clock { SIM_CLOCK_REAL = 0, SIM_CLOCK_VIRTUAL = 1, SIM_CLOCK_MANUAL = 2 };
 
@@ -72,7 +71,7 @@ struct sim_op {
     uint64_t order;     /* submission order within the context */
     uint64_t arg;       /* event and generation, host ticket, or bytes copied */
     uint32_t kernels;
-    uint32_t reserved;
+    uint32_t event; /* of a record or a wait; of a kernel: the part of the card's warps it fills, in ppm */
 };
 
 struct sim_stream {
@@ -157,8 +156,9 @@ struct sim_context {
     uint32_t waiting;  /* streams whose head waits for something */
     uint64_t overhead;
     uint64_t order;
-    uint64_t width_ppm; /* sum over running kernels */
-    uint64_t kernels;   /* running, or ready to */
+    uint64_t width_ppm;     /* sum over running kernels */
+    uint64_t kernels;       /* running, or ready to */
+    uint64_t occupancy_ppm; /* of the warps the card has room for, summed over running kernels */
 };
 
 enum sim_engine { SIM_ENGINE_IDLE = 0, SIM_ENGINE_RUN = 1, SIM_ENGINE_SWITCH = 2 };
@@ -209,6 +209,7 @@ struct sim_device {
     uint64_t context_overhead;
     uint64_t slice_ns;
     uint64_t switch_ns;
+    uint64_t sample_ns; /* the driver's sample period */
     uint64_t idle_mw, active_mw, limit_mw;
     uint64_t h2d_bps, d2h_bps, d2d_bps;
     uint64_t sm_clock_mhz, memory_clock_mhz, graphics_clock_mhz;
@@ -236,7 +237,8 @@ struct sim_device {
     /* truth */
     uint64_t busy_ns;
     uint64_t switched_ns;
-    uint64_t sm_ns; /* busy time weighted by the part of the card in use */
+    uint64_t warp_ns; /* busy time weighted by the part of the card's warps in use */
+    uint64_t sm_ns;   /* busy time weighted by the part of the card in use */
     uint64_t switches;
     uint64_t energy_pj; /* below one mJ: carried */
     uint64_t energy_mj;

@@ -91,31 +91,22 @@ struct usage {
     uint32_t pid;
     uint64_t newest_us;
     uint64_t percent_sum;
+    uint64_t samples;
 };
 
 /*
- * One entry per process with use after `last_us`: its mean over the sample periods that ended since, and the time of
- * its newest sample. A process without use since then has no entry, which is not the same as 0 %.
+ * One entry per process with samples newer than `last_us`: their mean, and the time of the newest. A process that has a
+ * context and does nothing has samples of 0 and so an entry; one that has ended keeps its entry while the ring holds
+ * it.
  */
-static unsigned gather(const struct sim_device *d, uint64_t last_us, struct usage *out, unsigned most,
-                       uint64_t *periods) {
+static unsigned gather(const struct sim_device *d, uint64_t last_us, struct usage *out, unsigned most) {
     unsigned n = 0;
-    *periods = 0;
-    uint64_t newest = 0, oldest_kept = 0;
-    uint64_t first = d->samples_head > SIM_DEVICE_SAMPLES ? d->samples_head - SIM_DEVICE_SAMPLES : 0;
-    for (uint64_t i = first; i < d->samples_head; i++) {
-        const struct sim_device_sample *s = &d->samples[i % SIM_DEVICE_SAMPLES];
-        if (s->end_us <= last_us)
-            continue;
-        (*periods)++;
-        if (oldest_kept == 0)
-            oldest_kept = s->end_us;
-        newest = s->end_us;
-    }
-    first = d->process_samples_head > SIM_PROCESS_SAMPLES ? d->process_samples_head - SIM_PROCESS_SAMPLES : 0;
+    uint64_t kept = d->samples_head > SIM_DEVICE_SAMPLES ? d->samples_head - SIM_DEVICE_SAMPLES : 0;
+    uint64_t oldest_us = d->samples_head > 0 ? d->samples[kept % SIM_DEVICE_SAMPLES].end_us : 0;
+    uint64_t first = d->process_samples_head > SIM_PROCESS_SAMPLES ? d->process_samples_head - SIM_PROCESS_SAMPLES : 0;
     for (uint64_t i = first; i < d->process_samples_head; i++) {
         const struct sim_process_sample *s = &d->process_samples[i % SIM_PROCESS_SAMPLES];
-        if (s->end_us <= last_us || s->end_us < oldest_kept || s->end_us > newest)
+        if (s->end_us <= last_us || s->end_us < oldest_us)
             continue;
         unsigned at = 0;
         while (at < n && out[at].pid != s->pid)
@@ -127,13 +118,18 @@ static unsigned gather(const struct sim_device *d, uint64_t last_us, struct usag
         }
         out[at].newest_us = s->end_us;
         out[at].percent_sum += s->sm_percent;
+        out[at].samples++;
     }
     return n;
 }
 
-static unsigned mean_percent(const struct usage *u, uint64_t periods) {
-    uint64_t mean = periods ? (u->percent_sum + periods / 2) / periods : 0;
-    return mean > 100 ? 100 : mean == 0 ? 1 : (unsigned)mean; /* it has an entry because it was active */
+static unsigned mean_percent(const struct usage *u) {
+    return (unsigned)(u->percent_sum / u->samples);
+}
+
+/* A call without room is told the size of the driver's buffer, whether or not that holds anything new. */
+static unsigned room_for(unsigned n) {
+    return n > SIM_DEVICE_SAMPLES ? n : SIM_DEVICE_SAMPLES;
 }
 
 struct process_utilization {
@@ -150,18 +146,16 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, struct process
     REQUIRE(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
     REQUIRE(!d->mig_mode, NVML_ERROR_NOT_SUPPORTED);
     struct usage found[SIM_MAX_PROCESSES];
-    uint64_t periods;
     card_lock(device->index);
-    unsigned n = gather(d, last_us, found, SIM_MAX_PROCESSES, &periods);
+    unsigned n = gather(d, last_us, found, SIM_MAX_PROCESSES);
     card_unlock();
-    REQUIRE(n > 0, NVML_ERROR_NOT_FOUND);
     if (out == NULL || *count < n) {
-        *count = n;
+        *count = room_for(n);
         return NVML_ERROR_INSUFFICIENT_SIZE;
     }
+    REQUIRE(n > 0, NVML_ERROR_NOT_FOUND);
     for (unsigned i = 0; i < n; i++)
-        out[i] =
-            (struct process_utilization){found[i].pid, found[i].newest_us, mean_percent(&found[i], periods), 0, 0, 0};
+        out[i] = (struct process_utilization){found[i].pid, found[i].newest_us, mean_percent(&found[i]), 0, 0, 0};
     *count = n;
     return NVML_SUCCESS;
 }
@@ -186,18 +180,17 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, struct p
     REQUIRE(info->version == (sizeof *info | (1u << 24)), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     REQUIRE(!d->mig_mode, NVML_ERROR_NOT_SUPPORTED);
     struct usage found[SIM_MAX_PROCESSES];
-    uint64_t periods;
     card_lock(device->index);
-    unsigned n = gather(d, info->last_us, found, SIM_MAX_PROCESSES, &periods);
+    unsigned n = gather(d, info->last_us, found, SIM_MAX_PROCESSES);
     card_unlock();
-    REQUIRE(n > 0, NVML_ERROR_NOT_FOUND);
     if (info->entries == NULL || info->count < n) {
-        info->count = n;
+        info->count = room_for(n);
         return NVML_ERROR_INSUFFICIENT_SIZE;
     }
+    REQUIRE(n > 0, NVML_ERROR_NOT_FOUND);
     for (unsigned i = 0; i < n; i++)
         info->entries[i] = (struct process_utilization_v1){
-            .time_us = found[i].newest_us, .pid = found[i].pid, .sm = mean_percent(&found[i], periods)};
+            .time_us = found[i].newest_us, .pid = found[i].pid, .sm = mean_percent(&found[i])};
     info->count = n;
     return NVML_SUCCESS;
 }
@@ -222,8 +215,9 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long l
                                   unsigned *count, struct sample *out) {
     ENTER_DEVICE(nvmlDeviceGetSamples, device);
     REQUIRE(value_type != NULL && count != NULL && type >= 0 && type < 10, NVML_ERROR_INVALID_ARGUMENT);
-    REQUIRE(type <= 2 || type == 5 || type == 6, NVML_ERROR_NOT_SUPPORTED);
-    *value_type = 1; /* unsigned int */
+    REQUIRE(type != 7, NVML_ERROR_INVALID_ARGUMENT);       /* the power of a module these cards are not on */
+    REQUIRE(type != 5 && type != 6, NVML_ERROR_NOT_FOUND); /* clocks are not sampled by these drivers */
+    *value_type = 1;                                       /* unsigned int */
     if (out == NULL) {
         *count = SIM_DEVICE_SAMPLES;
         return NVML_SUCCESS;
@@ -238,8 +232,7 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long l
         unsigned value = type == 0   ? s->power_mw
                          : type == 1 ? s->sm_percent
                          : type == 2 ? s->memory_percent
-                         : type == 5 ? (unsigned)d->sm_clock_mhz
-                                     : (unsigned)d->memory_clock_mhz;
+                                     : 0; /* video engines, which nothing here uses */
         out[n++] = (struct sample){s->end_us, {.wide = value}};
     }
     card_unlock();
@@ -276,20 +269,20 @@ nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t device, unsigned *si
     return NVML_SUCCESS;
 }
 
-static bool accounted_live(const struct sim_process *p, uint32_t index) {
-    return p->state == SIM_PROCESS_LIVE && p->account[index].first_context_ns != 0;
+/* With accounting off nobody is accounted, and asking is no error; seen on a 580 driver. */
+static bool accounted_live(const struct sim_device *d, const struct sim_process *p, uint32_t index) {
+    return d->accounting && p->state == SIM_PROCESS_LIVE && p->account[index].first_context_ns != 0;
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, unsigned *pids);
 nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, unsigned *pids) {
     ENTER_DEVICE(nvmlDeviceGetAccountingPids, device);
     REQUIRE(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    REQUIRE(d->accounting, NVML_ERROR_NOT_SUPPORTED);
     card_lock(device->index);
     process_reap(m, true);
     unsigned n = 0, room = pids != NULL ? *count : 0;
     for (uint32_t i = 0; i < m->process_high; i++)
-        if (accounted_live(&m->process[i], device->index)) {
+        if (accounted_live(d, &m->process[i], device->index)) {
             if (n < room)
                 pids[n] = m->process[i].pid;
             n++;
@@ -308,12 +301,11 @@ nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, u
 
 static nvmlReturn_t accounted(struct sim_machine *m, struct sim_device *d, uint32_t index, unsigned pid,
                               struct sim_accounted *out) {
-    REQUIRE(d->accounting, NVML_ERROR_NOT_SUPPORTED);
     nvmlReturn_t rc = NVML_ERROR_NOT_FOUND;
     card_lock(index);
     for (uint32_t i = 0; i < m->process_high; i++) {
         const struct sim_process *p = &m->process[i];
-        if (!accounted_live(p, index) || p->pid != pid)
+        if (!accounted_live(d, p, index) || p->pid != pid)
             continue;
         const struct sim_account *a = &p->account[index];
         uint64_t span = m->advanced_ns - a->first_context_ns;
@@ -430,9 +422,9 @@ static void read_field(const struct sim_machine *m, const struct sim_device *d, 
         put(f, TYPE_UNSIGNED, card_temperature(d) + 4);
         break;
     case 83:
-    case 191:
+    case 191: /* the newer field has 32 bits and wraps */
         if (d->energy_counter)
-            put(f, TYPE_WIDE, d->energy_mj);
+            put(f, f->field == 83 ? TYPE_WIDE : TYPE_UNSIGNED, d->energy_mj);
         break;
     case 94:
         put(f, TYPE_UNSIGNED, 0);
@@ -442,7 +434,7 @@ static void read_field(const struct sim_machine *m, const struct sim_device *d, 
     case 144:
     case 145:
         if (d->cc_major >= 8)
-            put(f, TYPE_UNSIGNED,
+            put(f, TYPE_WIDE,
                 f->field == 142   ? d->remapped_correctable
                 : f->field == 143 ? d->remapped_uncorrectable
                                   : 0);
@@ -465,10 +457,10 @@ static void read_field(const struct sim_machine *m, const struct sim_device *d, 
         put(f, TYPE_UNSIGNED, d->limit_mw);
         break;
     case 197:
-        put(f, TYPE_WIDE, d->copy_bytes[SIM_COPY_D2H]);
+        put(f, TYPE_UNSIGNED, d->copy_bytes[SIM_COPY_D2H]); /* wraps */
         break;
     case 198:
-        put(f, TYPE_WIDE, d->copy_bytes[SIM_COPY_H2D]);
+        put(f, TYPE_UNSIGNED, d->copy_bytes[SIM_COPY_H2D]);
         break;
     case 230: /* recovery action: none */
         put(f, TYPE_UNSIGNED, 0);

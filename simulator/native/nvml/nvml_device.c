@@ -13,7 +13,7 @@ static nvmlReturn_t give_text(char *to, unsigned length, const char *from) {
 }
 
 uint32_t card_busy_percent(const struct sim_device *d) {
-    uint64_t n = d->samples_head < 6 ? d->samples_head : 6, sum = 0;
+    uint64_t n = d->samples_head < 5 ? d->samples_head : 5, sum = 0;
     for (uint64_t i = 0; i < n; i++)
         sum += d->samples[(d->samples_head - 1 - i) % SIM_DEVICE_SAMPLES].busy_ppm;
     return n > 0 ? (uint32_t)(sum / n / 10000) : 0;
@@ -74,8 +74,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out) {
     for (uint32_t i = 0; i < nvml_machine->devices; i++)
         if (strcasecmp(nvml_machine->device[i].uuid, uuid) == 0)
             return give_handle(i, out);
-    return strncmp(uuid, "GPU-", 4) == 0 || strncmp(uuid, "MIG-", 4) == 0 ? NVML_ERROR_NOT_FOUND
-                                                                          : NVML_ERROR_INVALID_ARGUMENT;
+    return NVML_ERROR_NOT_FOUND;
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *out);
@@ -226,7 +225,7 @@ nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned *perc
     ENTER_DEVICE(nvmlDeviceGetEncoderUtilization, device);
     REQUIRE(percent != NULL && period_us != NULL, NVML_ERROR_INVALID_ARGUMENT);
     *percent = 0; /* the engine is there and nothing here uses it */
-    *period_us = SIM_SAMPLE_NS / 1000;
+    *period_us = (unsigned)(d->sample_ns / 1000);
     return NVML_SUCCESS;
 }
 
@@ -235,7 +234,7 @@ nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned *perc
     ENTER_DEVICE(nvmlDeviceGetDecoderUtilization, device);
     REQUIRE(percent != NULL && period_us != NULL, NVML_ERROR_INVALID_ARGUMENT);
     *percent = 0; /* the engine is there and nothing here uses it */
-    *period_us = SIM_SAMPLE_NS / 1000;
+    *period_us = (unsigned)(d->sample_ns / 1000);
     return NVML_SUCCESS;
 }
 
@@ -331,7 +330,8 @@ nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, int which, u
 }
 
 static nvmlReturn_t clock_of(const struct sim_device *d, int domain, bool most, unsigned *mhz) {
-    REQUIRE(mhz != NULL && domain >= 0 && domain < 4, NVML_ERROR_INVALID_ARGUMENT);
+    REQUIRE(mhz != NULL && domain >= 0, NVML_ERROR_INVALID_ARGUMENT);
+    REQUIRE(domain < 4, NVML_ERROR_NOT_SUPPORTED);
     if (domain == 2) {
         *mhz = (unsigned)d->memory_clock_mhz;
         return NVML_SUCCESS;
@@ -643,14 +643,14 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigne
 nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned *id) {
     ENTER_DEVICE(nvmlDeviceGetGpuInstanceId, device);
     REQUIRE(id != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    return NVML_ERROR_NOT_SUPPORTED; /* no MIG handle exists */
+    return NVML_ERROR_INVALID_ARGUMENT; /* no MIG handle exists */
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *id);
 nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *id) {
     ENTER_DEVICE(nvmlDeviceGetComputeInstanceId, device);
     REQUIRE(id != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    return NVML_ERROR_NOT_SUPPORTED; /* no MIG handle exists */
+    return NVML_ERROR_INVALID_ARGUMENT; /* no MIG handle exists */
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, nvmlDevice_t *out);

@@ -104,7 +104,7 @@ nvmlReturn_t nvmlEventSetWait_v2(struct event_set *set, struct event_data *out, 
 struct gpm_sample {
     uint32_t magic;
     uint32_t device;
-    uint64_t time_ns, busy_ns, sm_ns;
+    uint64_t time_ns, busy_ns, sm_ns, warp_ns;
     uint64_t copy_bytes[SIM_COPY_KINDS];
 };
 #define GPM_MAGIC 0x47504d31u
@@ -166,6 +166,7 @@ nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, struct gpm_sample *sample) {
     sample->time_ns = m->advanced_ns;
     sample->busy_ns = d->busy_ns;
     sample->sm_ns = d->sm_ns;
+    sample->warp_ns = d->warp_ns;
     memcpy(sample->copy_bytes, d->copy_bytes, sizeof sample->copy_bytes);
     card_unlock();
     return NVML_SUCCESS;
@@ -191,6 +192,13 @@ static void read_metric(struct gpm_metric *g, const struct gpm_sample *a, const 
     case 2:
         *g = (struct gpm_metric){g->id, 0, 100.0 * (double)(b->sm_ns - a->sm_ns) / span, "sm_util", "SM Utilization",
                                  "%"};
+        break;
+    case 3:
+        *g = (struct gpm_metric){g->id,          0,  100.0 * (double)(b->warp_ns - a->warp_ns) / span, "sm_occupancy",
+                                 "SM Occupancy", "%"};
+        break;
+    case 5: /* no simulated kernel uses a tensor core */
+        *g = (struct gpm_metric){g->id, 0, 0.0, "any_tensor_util", "Any Tensor Utilization", "%"};
         break;
     case 10: {
         double bytes = (double)(b->copy_bytes[SIM_COPY_D2D] - a->copy_bytes[SIM_COPY_D2D]);

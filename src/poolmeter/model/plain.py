@@ -1,5 +1,6 @@
 """Frozen records to plain JSON values and back, checked: the one codec for allocation files, snapshots, decisions and events."""
 
+import functools
 import json
 import types
 import typing
@@ -36,6 +37,12 @@ def from_plain(record_type: type[T], value: object, what: str = "") -> T:
     return typing.cast(T, _decode(record_type, value, what or record_type.__name__))
 
 
+@functools.cache
+def _hints(record_type: type) -> dict[str, Any]:
+    # Evaluating annotations is most of the work of decoding a small record.
+    return typing.get_type_hints(record_type)
+
+
 def _decode(hint: Any, value: Any, what: str) -> Any:
     origin = typing.get_origin(hint)
     if isinstance(hint, types.UnionType) or origin is typing.Union:
@@ -45,7 +52,7 @@ def _decode(hint: Any, value: Any, what: str) -> Any:
     if is_dataclass(hint):
         if not isinstance(value, dict):
             raise DataError(f"{what} is {value!r:.80}, expected an object")
-        hints = typing.get_type_hints(hint)
+        hints = _hints(typing.cast(Any, hint))
         arguments = {}
         for field in fields(hint):
             if field.name in value:

@@ -1,0 +1,85 @@
+"""One function and one grid, many lengths: what is charged follows the card, not what the launch used to take."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from poolmeter.native import native_path
+from poolmeter.pages.grant import DeviceGrant, Grant, write_grant
+from poolmeter.pages.meter import create_meter, read_meter
+from poolmeter.simulator.machine import Machine
+
+# Launches of one function with the lengths given as NS:COUNT, waiting after each where asked.
+PROGRAM = """
+import sys, time
+from poolmeter.simulator.driver import Driver
+wait, gap_us, plan = sys.argv[1] == "sync", int(sys.argv[2]), sys.argv[3:]
+driver = Driver()
+driver.open(0)
+function, stream = driver.function(), driver.stream()
+for part in plan:
+    ns, count = map(int, part.split(":"))
+    for _ in range(count):
+        driver.launch(function, ns, stream)
+        if wait or gap_us:
+            driver("cuStreamSynchronize", stream)
+        if gap_us:
+            time.sleep(gap_us / 1e6)
+driver("cuStreamSynchronize", stream)
+"""
+
+
+def start(machine: Machine, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
+    """The program in an allocation of its own."""
+    folder.mkdir(parents=True)
+    write_grant(folder / "grant", Grant(folder.name, (DeviceGrant(machine.uuid(0)),)))
+    create_meter(folder / "meter", [machine.uuid(0)])
+    hook = {"LD_PRELOAD": str(native_path("libpoolmeter_hook.so")), "POOLMETER_ALLOCATION_DIR": str(folder)}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, *words], env=machine.environment() | hook)
+
+
+def charged(machine: Machine, folder: Path) -> int:
+    """Device time charged to the allocation, in ns."""
+    return read_meter(folder / "meter").total(machine.uuid(0)).busy_ns
+
+
+@pytest.mark.parametrize("pattern", ["stream", "sync"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ("10000:15", "1000000:600"),
+        ("10000:15", "5000000:120"),
+        ("10000:15", "20000000:40"),
+        ("20000:300", "200000:2000"),
+        ("20000000:4", "50000:4000"),
+        ("1000000:100", "50000:2000", "3000000:100", "10000:2000"),
+    ],
+    ids=lambda plan: "-".join(plan).replace(":", "x"),
+)
+def test_another_length_is_learned_at_once(tmp_path: Path, pattern: str, plan: tuple[str, ...]) -> None:
+    with Machine.create("single", tmp_path / "machine") as machine:
+        folder = tmp_path / "allocations" / "a"
+        assert start(machine, folder, pattern, "0", *plan).wait(60) == 0
+        truth = sum(record.busy_ns for record in machine.truth())
+        assert charged(machine, folder) == pytest.approx(truth, rel=0.02)
+
+
+def test_tenants_that_come_and_go_beside_a_busy_host(tmp_path: Path) -> None:
+    """The host takes threads off its processors between a mark and a launch: no sample may come out shorter for that."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        with Machine.create("single", tmp_path / "machine") as machine:
+            folders = [tmp_path / "allocations" / name for name in "abc"]
+            running = [
+                start(machine, folder, "stream", "300", f"300000:{count}") for folder, count in zip(folders, (1500, 2200, 800), strict=True)
+            ]
+            assert [process.wait(60) for process in running] == [0, 0, 0]
+            truth = {record.pid: record.busy_ns for record in machine.truth()}
+            for process, folder in zip(running, folders, strict=True):
+                assert charged(machine, folder) == pytest.approx(truth[process.pid], rel=0.05)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
