@@ -1,6 +1,11 @@
 // A tenant whose device time is known: kernels of a fixed amount of work that note on the card when they began and ended.
 //
-//   spin --kernel-us N --seconds S [--pattern stream|sync|graph|streams|burst] [--blocks-per-sm B] [--gap-us N] [--allocate BYTES] [--rounds N]
+//   spin --kernel-us N --seconds S [--pattern stream|sync|graph|streams|burst|duty] [--blocks-per-sm B] [--gap-us N] [--allocate BYTES] [--rounds N]
+//        [--start-at NS] [--warm-up S] [--window-ms N]
+//
+// duty works for 10 ms, waits for the end, and rests for 10 ms. --start-at (CLOCK_MONOTONIC) begins at the same time as others. The figures
+// measured_* leave out the first --warm-up seconds after the first kernel (and what the card was calibrated with); windows are the busy
+// shares, in percent, of consecutive stretches of --window-ms from the first kernel on.
 //
 // --rounds takes the amount of work of a kernel from an earlier run (it is printed) instead of timing it: beside another tenant there is
 // no timing it. Prints one JSON line: kernels, truth_ns (union of the kernels' own spans by %globaltimer: what the card worked for us when alone),
@@ -71,7 +76,9 @@ static uint64_t host_now() {
 }
 
 int main(int argc, char **argv) {
-    double kernel_us = 1000, seconds = 3, gap_us = 0;
+    double kernel_us = 1000, seconds = 3, gap_us = 0, warm_up = 0, window_ms = 0;
+    uint64_t start_at = 0;
+    unsigned int calibrations = 0;
     long blocks_per_sm = 1;
     unsigned long long allocate = 0, rounds = 0;
     std::string pattern = "stream";
@@ -83,6 +90,9 @@ int main(int argc, char **argv) {
         else if (flag == "--blocks-per-sm") blocks_per_sm = atol(value.c_str());
         else if (flag == "--allocate") allocate = strtoull(value.c_str(), nullptr, 10);
         else if (flag == "--rounds") rounds = strtoull(value.c_str(), nullptr, 10);
+        else if (flag == "--start-at") start_at = strtoull(value.c_str(), nullptr, 10);
+        else if (flag == "--warm-up") warm_up = atof(value.c_str());
+        else if (flag == "--window-ms") window_ms = atof(value.c_str());
         else if (flag == "--pattern") pattern = value;
         else return fprintf(stderr, "spin: unknown flag %s\n", flag.c_str()), 2;
     }
@@ -119,6 +129,7 @@ int main(int argc, char **argv) {
         CHECK(cudaEventCreate(&after));
         rounds = 64;
         for (float ms = 0;; rounds *= 2) {
+            calibrations++;
             CHECK(cudaEventRecord(before, queue[0]));
             spin<<<blocks, threads, 0, queue[0]>>>(rounds, &logs[0], spans, capacity, sink);
             CHECK(cudaEventRecord(after, queue[0]));
@@ -140,11 +151,15 @@ int main(int argc, char **argv) {
         CHECK(cudaGraphInstantiate(&graph, captured, 0));
     }
     // Enough work in flight to keep the card busy, little enough to stop in time; in a burst few enough that no launch waits for room.
-    const bool burst = pattern == "burst";
-    const int batch = burst ? 256 : std::max(1, (int)(20000 / (kernel_us * (graph ? nodes : 1))));
+    const bool burst = pattern == "burst", duty = pattern == "duty";
+    const int batch = burst ? 256 : duty ? std::max(1, (int)(10000 / kernel_us)) : std::max(1, (int)(20000 / (kernel_us * (graph ? nodes : 1))));
     std::vector<cudaEvent_t> fence(2);
     for (auto &event : fence) CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    uint64_t began = host_now(), launching = 0, launches = 0;
+    if (start_at) {
+        timespec t = {(time_t)(start_at / 1000000000), (long)(start_at % 1000000000)};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, nullptr);
+    }
+    uint64_t began = host_now(), launching = 0, launches = 0, cycles = 0;
     const uint64_t stop = began + (uint64_t)(seconds * 1e9);
     for (int turn = 0; host_now() < stop; turn ^= 1) {
         for (int i = 0; i < batch; i++) {
@@ -161,7 +176,13 @@ int main(int argc, char **argv) {
                 for (uint64_t until = host_now() + (uint64_t)(gap_us * 1e3); host_now() < until;) {}
             }
         }
-        if (burst) CHECK(cudaStreamSynchronize(queue[0]));
+        if (burst || duty) CHECK(cudaStreamSynchronize(queue[0]));
+        if (duty) {
+            cycles++;
+            timespec rest = {0, 10000000};
+            nanosleep(&rest, nullptr);
+            continue;
+        }
         CHECK(cudaEventRecord(fence[turn], queue[0]));
         CHECK(cudaEventSynchronize(fence[turn ^ 1]));
     }
@@ -169,16 +190,35 @@ int main(int argc, char **argv) {
     uint64_t wall = host_now() - began;
     CHECK(cudaMemcpy(host.data(), spans, host.size() * sizeof(Span), cudaMemcpyDeviceToHost));
     std::vector<Span> done;
-    for (const Span &span : host)
-        if (span.end) done.push_back(span);
+    unsigned long long first = ~0ull;
+    for (size_t i = 0; i < host.size(); i++) {
+        if (!host[i].end) continue;
+        done.push_back(host[i]);
+        if (i >= calibrations) first = std::min(first, host[i].begin);
+    }
     std::sort(done.begin(), done.end(), [](const Span &a, const Span &b) { return a.begin < b.begin; });
-    unsigned long long truth = 0, covered = 0;
+    unsigned long long truth = 0, covered = 0, measured_truth = 0, measured_kernels = 0;
+    const unsigned long long from_ns = first + (unsigned long long)(warm_up * 1e9), until_ns = first + (unsigned long long)(seconds * 1e9);
+    const unsigned long long window_ns = (unsigned long long)(window_ms * 1e6);
+    std::vector<unsigned long long> windows(window_ns ? (size_t)(seconds * 1e9 / window_ns) : 0, 0);
     for (const Span &span : done) {
         unsigned long long from = std::max(covered, span.begin);
-        if (span.end > from) truth += span.end - from, covered = span.end;
+        if (span.end >= from_ns && span.end < until_ns) measured_kernels++;
+        if (span.end <= from) continue;
+        truth += span.end - from, covered = span.end;
+        if (std::min(span.end, until_ns) > std::max(from, from_ns)) measured_truth += std::min(span.end, until_ns) - std::max(from, from_ns);
+        for (unsigned long long at = std::max(from, first); window_ns && at < span.end;) {
+            size_t window = (at - first) / window_ns;
+            unsigned long long to = std::min(span.end, first + (window + 1) * window_ns);
+            if (window < windows.size()) windows[window] += to - at;
+            at = to;
+        }
     }
-    printf("{\"kernels\": %zu, \"rounds\": %llu, \"truth_ns\": %llu, \"wall_ns\": %llu, \"launch_ns\": %.1f, \"allocated_bytes\": %llu, \"error\": %s%s%s}\n",
+    printf("{\"kernels\": %zu, \"rounds\": %llu, \"truth_ns\": %llu, \"wall_ns\": %llu, \"launch_ns\": %.1f, \"allocated_bytes\": %llu, \"measured_ns\": %llu, "
+           "\"measured_truth_ns\": %llu, \"measured_kernels\": %llu, \"cycles\": %llu, \"windows\": [",
            done.size(), rounds, truth, (unsigned long long)wall, (double)launching / std::max<uint64_t>(1, launches), allocated,
-           error ? "\"" : "", error ? error : "null", error ? "\"" : "");
+           done.empty() ? 0 : until_ns - from_ns, measured_truth, measured_kernels, (unsigned long long)cycles);
+    for (size_t i = 0; i < windows.size(); i++) printf("%s%.2f", i ? ", " : "", 100.0 * windows[i] / window_ns);
+    printf("], \"error\": %s%s%s}\n", error ? "\"" : "", error ? error : "null", error ? "\"" : "");
     return 0;
 }
