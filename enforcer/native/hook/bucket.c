@@ -30,6 +30,12 @@ int64_t pm_bucket_refill(struct pm_bucket *bucket, uint64_t rate_ppm, uint64_t n
     return pour(bucket, income > INT64_MAX / 4 ? INT64_MAX / 4 : (int64_t)income, most_ns);
 }
 
+void pm_bucket_forgive(struct pm_bucket *bucket) {
+    int64_t balance = pm_load(&bucket->balance_ns);
+    if (balance < 0)
+        pour(bucket, -balance, 0);
+}
+
 void pm_bucket_adopt(struct pm_bucket *bucket, uint64_t generation, uint64_t limit_ppm, uint64_t now_ns) {
     uint64_t known = pm_load(&bucket->generation);
     do {

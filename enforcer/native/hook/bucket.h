@@ -30,6 +30,8 @@ static inline void pm_bucket_take(struct pm_bucket *bucket, int64_t ns) {
 
 /* Adds what has come in since the last refill at `rate_ppm`, up to a balance of `most_ns`; returns the balance. Any number may call. */
 int64_t pm_bucket_refill(struct pm_bucket *bucket, uint64_t rate_ppm, uint64_t now_ns, int64_t most_ns);
+/* Debt made of time that nobody else wanted. */
+void pm_bucket_forgive(struct pm_bucket *bucket);
 /* Takes the limit of a newer grant. A limit where there was none begins with an even account; else debt is carried. */
 void pm_bucket_adopt(struct pm_bucket *bucket, uint64_t generation, uint64_t limit_ppm, uint64_t now_ns);
 /* Time until the balance will be `enough_ns` at this rate; UINT64_MAX: never. */

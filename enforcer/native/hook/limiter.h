@@ -10,6 +10,7 @@
 
 #include "bucket.h"
 
+struct pm_board;
 struct pm_context;
 struct pm_estimate;
 struct pm_process;
@@ -24,11 +25,25 @@ struct pm_limiter {
     uint64_t limit_ppm;
     uint64_t weight;
     struct pm_bucket *bucket;
+    struct pm_board *board; /* NULL: nothing is known of others */
+    uint32_t seat;
+    uint32_t claiming;        /* a soft one takes its own limit while others are busy */
+    uint64_t surveyed_ns;     /* when the following was found out */
+    uint64_t rate_ppm;        /* at which the bucket fills now */
+    uint32_t owner_busy;
+    uint32_t others_active;
+    uint32_t soft_others;     /* soft ones that are active */
+    uint32_t spare2;
+    uint64_t looked_ns;
+    uint64_t idle_ns;         /* when this process last had nothing under way */
     int64_t unflushed_ns __attribute__((aligned(64)));
 };
 
 /* The grant says so now. `generation`: of the grant. */
 void pm_limiter_set(struct pm_limiter *limiter, uint64_t generation, uint64_t limit_ppm, bool soft, uint64_t weight, bool suspended);
+
+/* Lets other allocations know of the limit. */
+void pm_limiter_present(struct pm_limiter *limiter);
 
 static inline void pm_limiter_flush(struct pm_limiter *limiter) {
     int64_t ns = __atomic_exchange_n(&limiter->unflushed_ns, 0, __ATOMIC_RELAXED);
@@ -42,10 +57,12 @@ static inline void pm_limiter_launched(struct pm_limiter *limiter, uint64_t esti
         pm_limiter_flush(limiter);
 }
 
-/* Settling found this much more (less: negative) than was estimated. */
-static inline void pm_limiter_true_up(struct pm_limiter *limiter, int64_t ns) {
-    if (limiter && ns && pm_peek(&limiter->active))
-        pm_bucket_take(limiter->bucket, ns);
+/* Settling found this much more (less: negative) than was estimated; `pending_ns` is still under way. */
+void pm_limiter_true_up(struct pm_limiter *limiter, int64_t ns, uint64_t pending_ns, uint64_t now_ns);
+
+/* Estimates that may go into a stream before they are measured: what cannot be called back is kept short where others come first. */
+static inline uint64_t pm_limiter_stretch(const struct pm_limiter *limiter) {
+    return limiter && pm_peek(&limiter->soft) ? 200000 : UINT64_MAX;
 }
 
 /* Waits until the launch may go. Never with a lock of ours held. `entry`: of its kind, or NULL. */

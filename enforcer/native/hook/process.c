@@ -113,6 +113,9 @@ static void map_boards(struct pm_process *self, bool own_folder) {
         snprintf(path, sizeof path, own_folder ? "%s/devices/%s" : "%s/../../devices/%s", self->folder, self->uuids[d]);
         self->boards[d] = strchr(self->uuids[d], '/') ? NULL : pm_board_map(path, self->uuids[d]);
         self->seats[d] = pm_board_sit(self->boards[d], hash_text(self->folder) ^ (uint64_t)getpid() << 32);
+        self->limiters[d].board = self->boards[d];
+        self->limiters[d].seat = self->seats[d];
+        pm_limiter_present(&self->limiters[d]);
     }
 }
 

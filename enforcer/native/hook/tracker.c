@@ -58,7 +58,7 @@ static void settle_pending(struct pm_tracker *tracker, uint64_t estimate_ns) {
 
 /* The same charge limits: the account has had the estimates, and is set right by what they turned out to be. */
 static void true_up(struct pm_tracker *tracker) {
-    pm_limiter_true_up(tracker->limiter, tracker->owed_ns);
+    pm_limiter_true_up(tracker->limiter, tracker->owed_ns, pm_peek(&tracker->counters->pending_ns), tracker->polled_ns);
     tracker->owed_ns = 0;
 }
 
@@ -451,6 +451,8 @@ static void poll_locked(struct pm_tracker *tracker) {
     }
     tracker->segment_count = kept;
     tracker->polled_ns = pm_now_ns();
+    if (pm_peek(&tracker->counters->pending_ns) == 0 && pm_peek(&tracker->quiet))
+        pm_board_busy(tracker->board, tracker->seat, tracker->polled_ns);
     true_up(tracker);
 }
 
@@ -471,8 +473,11 @@ static void publish(struct pm_tracker *tracker) {
 }
 
 void pm_tracker_waiting(struct pm_tracker *tracker, bool waiting) {
-    if (tracker->board)
-        pm_board_busy(tracker->board, tracker->seat, pm_now_ns() + (waiting ? 1000000000u : 0));
+    if (!tracker->board)
+        return;
+    uint64_t pending = pm_peek(&tracker->counters->pending_ns); /* the program need not have waited for all there is */
+    pm_board_busy(tracker->board, tracker->seat, pm_now_ns() + (waiting ? 1000000000u : pending < 20000000u ? pending : 20000000u));
+    pm_poke(&tracker->quiet, !waiting);
 }
 
 /* ---- lanes ------------------------------------------------------------------------------------------------------- */
@@ -648,6 +653,10 @@ void pm_launch_end(struct pm_launch *launch, bool launched) {
     struct pm_lane *lane = launch->lane;
     pm_poke(&tracker->counters->last_activity_ns, pm_realtime_coarse_ns());
     pm_limiter_launched(tracker->limiter, launch->estimate_ns);
+    if (pm_peek(&tracker->quiet)) { /* others who wait for a quiet device are to know at once */
+        pm_poke(&tracker->quiet, 0);
+        pm_board_busy(tracker->board, tracker->seat, pm_now_ns() + 2000000);
+    }
     if (!lane || pm_peek(&lane->open) == PM_NO_MARK) { /* nothing will ever settle it */
         pm_add(&tracker->counters->busy_ns, launch->estimate_ns);
         return;
@@ -655,7 +664,8 @@ void pm_launch_end(struct pm_launch *launch, bool launched) {
     pm_add(&tracker->counters->pending_ns, launch->estimate_ns);
     uint64_t estimate = pm_add(&lane->estimate_ns, launch->estimate_ns) + launch->estimate_ns;
     uint32_t launches = pm_add(&lane->launches, 1) + 1;
-    if ((launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS) && pm_peek(tracker->driver->captures) == 0)
+    if ((launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS ||
+         estimate >= pm_limiter_stretch(tracker->limiter)) && pm_peek(tracker->driver->captures) == 0)
         slow_end(launch);
 }
 

@@ -93,6 +93,7 @@ struct pm_tracker {
     uint32_t faults;
     uint64_t credit_ns; /* charged too much earlier; taken from the next charges */
     uint64_t polled_ns;
+    uint32_t quiet; /* the program has waited for its work, and nothing was launched since */
     double mark_cost_ns;
     uint32_t mark_costs;
     double slice_ns;       /* own turn while neighbours are busy, as learned */
