@@ -1,12 +1,17 @@
 """`poolmeter collector`."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from poolmeter.config import load_config
 from poolmeter.errors import BadInput, Unavailable
 from poolmeter.places import CollectorData, data_folder
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
 
 
 class Collector:
@@ -44,9 +49,14 @@ class Collector:
                 process_days=config.process_days,
                 api_token=read_token(config.api_token_file),
                 ready_file=Path(args.ready_file) if args.ready_file else None,
-            )
+            ),
+            self.extra_routes(args),
         )
         return 0
+
+    def extra_routes(self, args: argparse.Namespace) -> "Sequence[BaseRoute]":
+        """Other components' routes, served beside the collector's own."""
+        return ()
 
 
 def check_url(text: str) -> str:

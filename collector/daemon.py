@@ -22,7 +22,8 @@ from poolmeter.collector.events import take_outcomes
 from poolmeter.collector.maintenance import maintain
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pull import NodePuller, PullSettings
-from poolmeter.collector.store import NodeRow, Store
+from poolmeter.collector.state import NodeRow
+from poolmeter.collector.store import Store
 from poolmeter.errors import PoolmeterError, Unavailable
 from poolmeter.places import CollectorData
 from poolmeter.report import write_whole

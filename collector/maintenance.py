@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from poolmeter.collector.rollup import day_select, read_segments
 from poolmeter.collector.segments import Segment, day_start_us, write_segment
-from poolmeter.collector.store import State, Store
+from poolmeter.collector.state import State
+from poolmeter.collector.store import Store
 from poolmeter.collector.tables import DAY_SOURCES, SegmentKind, literal, quoted, segment_fields
 from poolmeter.model.units import DAY_US, HOUR_US
 

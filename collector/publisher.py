@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from poolmeter.collector.now import Newest
-from poolmeter.collector.store import Batch, NodeRow, Store
+from poolmeter.collector.state import NodeRow
+from poolmeter.collector.store import Batch, Store
 from poolmeter.errors import PoolmeterError
 
 DOUBTS = 3  # so many members of a failed group fail alone before the rest is not tried

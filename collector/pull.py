@@ -15,7 +15,8 @@ from poolmeter.collector.bodies import SNAPSHOT_LIMIT, USAGE_LIMIT, Answer, pars
 from poolmeter.collector.check import Expected, check_usage
 from poolmeter.collector.now import Newest, newest
 from poolmeter.collector.publisher import Publisher, Update
-from poolmeter.collector.store import Batch, NodeRow
+from poolmeter.collector.state import NodeRow
+from poolmeter.collector.store import Batch
 from poolmeter.errors import DataError, PoolmeterError, Refused, Unavailable
 from poolmeter.model.units import DAY_US
 

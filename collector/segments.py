@@ -117,7 +117,8 @@ def publish_records(root: Path, records: Sequence[UsageRecord], snapshots: Seque
     from poolmeter.clock import SystemClock
     from poolmeter.collector.check import Expected, check_usage
     from poolmeter.collector.now import newest
-    from poolmeter.collector.store import Batch, NodeRow, Store
+    from poolmeter.collector.state import NodeRow
+    from poolmeter.collector.store import Batch, Store
 
     now = max([SystemClock().wall_us(), *(record.minute_us for record in records)]) if now_us is None else now_us
     spools: dict[tuple[str, str], list[UsageRecord]] = {}

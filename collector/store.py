@@ -11,8 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 from poolmeter.clock import SystemClock
 from poolmeter.collector.catalog import current_name, generation_of, open_catalog
 from poolmeter.collector.check import Checked
-from poolmeter.collector.now import NOW_TABLES, Newest, rows_to_table
+from poolmeter.collector.now import Newest
 from poolmeter.collector.publication import CatalogWriter, name_current
 from poolmeter.collector.segments import FOLDER, TEMPORARY, Segment, day_of, split_days, sync_folder, sync_folders, write_segment
 from poolmeter.collector.sequences import Ranges
-from poolmeter.collector.tables import DAY_SOURCES, STORE_VERSION, TABLES, SegmentKind, arrow_schema
+from poolmeter.collector.state import NodeRow, State, catalog_tables, last_sequence, state_from, with_devices
+from poolmeter.collector.tables import DAY_SOURCES, TABLES, SegmentKind, arrow_schema
 from poolmeter.errors import BadInput, DataError, PoolmeterError, Unavailable
 from poolmeter.model.usage import RecordKind
-from poolmeter.model.wire import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,49 +45,6 @@ class Batch:
     epoch: str
     checked: Checked
     received_us: int
-
-
-@dataclass(frozen=True)
-class NodeRow:
-    """The collector's word on one exporter; `node` is None until it has answered. state: new | up | failing | refused."""
-
-    url: str
-    node: str | None
-    epoch: str | None
-    last_pull_us: int | None
-    state: str
-    reason: str | None = None
-    pool: str | None = None
-    simulated: bool | None = None
-    last_sequence: int | None = None
-
-
-@dataclass(frozen=True)
-class DeviceRow:
-    """A device as last seen on a node."""
-
-    uuid: str
-    node: str
-    index: int | None
-    model: str
-    vendor: str | None
-    memory_total_bytes: int
-    driver: str | None
-    first_seen_us: int
-    last_seen_us: int
-
-
-@dataclass(frozen=True)
-class State:
-    """What `CURRENT` names, in memory. Never changed: a publication makes the next one."""
-
-    generation: int = 0
-    published_us: int = 0
-    segments: dict[str, Segment] = field(default_factory=dict)
-    sequences: dict[tuple[str, str], Ranges] = field(default_factory=dict)
-    nodes: dict[str, NodeRow] = field(default_factory=dict)
-    devices: dict[tuple[str, str], DeviceRow] = field(default_factory=dict)
-    now: dict[str, dict[str, "pa.Table"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -244,7 +201,7 @@ class Store:
             if segment.kind not in DAY_SOURCES or (DAY_SOURCES[segment.kind], segment.day) not in touched
         } | {segment.file: segment for segment in written}
         rows = {url: row for url, row in state.nodes.items() if url not in forget}
-        rows |= {row.url: replace(row, last_sequence=_last(sequences, row)) for row in nodes}
+        rows |= {row.url: replace(row, last_sequence=last_sequence(sequences, row)) for row in nodes}
         now = state.now
         if forget:
             # A snapshot of a node that nobody asks any more is an old number.
@@ -257,7 +214,7 @@ class Store:
                 segments=segments,
                 sequences=sequences,
                 nodes=rows,
-                devices=_with_devices(state.devices, wide, snapshots),
+                devices=with_devices(state.devices, wide, snapshots),
                 now=now | {newest.snapshot.node: newest.tables for newest in snapshots},
             )
         )
@@ -268,7 +225,7 @@ class Store:
         """Make a state the published one (its segments are durable already), and doom what it no longer names."""
         before = self._state
         wanted = replace(wanted, generation=before.generation + 1)
-        self._writer.write(wanted.generation, tuple(wanted.segments.values()), _tables(wanted))
+        self._writer.write(wanted.generation, tuple(wanted.segments.values()), catalog_tables(wanted))
         self._on_step("catalog")
 
         def replaced() -> None:
@@ -302,24 +259,12 @@ class Store:
             return State()
         with open_catalog(self.root) as connection:
             tables = {name: connection.sql(f"SELECT * FROM {name}").to_arrow_table() for name in TABLES}
-        rows = {name: tables[name].to_pylist() for name in ("meta", "segments", "sequences", "nodes", "devices")}
-        ranges: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for row in rows["sequences"]:
-            ranges.setdefault((row["node"], row["epoch"]), []).append((row["first_sequence"], row["last_sequence"]))
-        segments = {row["file"]: Segment(**{**row, "kind": SegmentKind(row["kind"])}) for row in rows["segments"]}
-        for segment in segments.values():
+        state = state_from(tables)
+        for segment in state.segments.values():
             found = _size(self.root / segment.file)
             if found != segment.bytes:
                 raise DataError(f"segment {segment.file} of store {self.root} has {found} bytes, expected {segment.bytes}")
-        return State(
-            generation=rows["meta"][0]["generation"],
-            published_us=rows["meta"][0]["published_us"],
-            segments=segments,
-            sequences={key: Ranges(tuple(sorted(found))) for key, found in ranges.items()},
-            nodes={row["url"]: NodeRow(**row) for row in rows["nodes"]},
-            devices={(row["node"], row["uuid"]): DeviceRow(**row) for row in rows["devices"]},
-            now=_now_by_node(tables),
-        )
+        return state
 
     def _clear_leftovers(self) -> None:
         """Files that `CURRENT` does not name: half-written ones go at once, whole ones after the grace (a reader may hold them)."""
@@ -387,85 +332,3 @@ def _unknown_rows(batch: Batch, sequences: dict[tuple[str, str], Ranges]) -> tup
     ]
     sequences[(batch.node, batch.epoch)] = ranges.including(np.concatenate([found, bad_found]))
     return table, bad, int(known.sum())
-
-
-def _last(sequences: Mapping[tuple[str, str], Ranges], row: NodeRow) -> int | None:
-    ranges = sequences.get((row.node or "", row.epoch or ""))
-    return ranges.last if ranges else row.last_sequence
-
-
-def _with_devices(
-    devices: dict[tuple[str, str], DeviceRow], wide: "pa.Table | None", snapshots: Sequence[Newest]
-) -> dict[tuple[str, str], DeviceRow]:
-    import pyarrow.compute as pc
-
-    out = dict(devices)
-    if wide is not None:
-        rows = wide.filter(pc.equal(wide.column("kind"), RecordKind.DEVICE.value))
-        keys = ["node", "device_uuid", "device_model", "memory_total_bytes"]
-        for row in rows.group_by(keys).aggregate([("minute_us", "min"), ("minute_us", "max")]).to_pylist():
-            key = (row["node"], row["device_uuid"])
-            seen = DeviceRow(
-                row["device_uuid"], row["node"], None, row["device_model"], None, row["memory_total_bytes"], None,
-                row["minute_us_min"], row["minute_us_max"],
-            )  # fmt: skip
-            out[key] = _merged(out.get(key), seen)
-    for snapshot in (newest.snapshot for newest in snapshots):
-        for device in snapshot.devices:
-            key = (snapshot.node, device.uuid)
-            seen = DeviceRow(
-                device.uuid, snapshot.node, device.index, device.model, device.vendor, device.memory_total_bytes, device.driver_version,
-                snapshot.taken_us, snapshot.taken_us,
-            )  # fmt: skip
-            out[key] = _merged(out.get(key), seen)
-    return out
-
-
-def _merged(old: DeviceRow | None, seen: DeviceRow) -> DeviceRow:
-    if old is None:
-        return seen
-    newer, older = (seen, old) if seen.last_seen_us >= old.last_seen_us else (old, seen)
-    return replace(
-        newer,
-        index=newer.index if newer.index is not None else older.index,
-        vendor=newer.vendor or older.vendor,
-        driver=newer.driver or older.driver,
-        first_seen_us=min(old.first_seen_us, seen.first_seen_us),
-    )
-
-
-def _tables(state: State) -> dict[str, "pa.Table"]:
-    import pyarrow as pa
-
-    meta = {
-        "store_version": STORE_VERSION,
-        "schema_version": SCHEMA_VERSION,
-        "generation": state.generation,
-        "published_us": state.published_us,
-    }
-    ranges = [
-        {"node": node, "epoch": epoch, "first_sequence": first, "last_sequence": last}
-        for (node, epoch), found in state.sequences.items()
-        for first, last in found.ranges
-    ]
-    tables = {
-        "meta": rows_to_table("meta", [meta]),
-        "nodes": rows_to_table("nodes", [vars(row) for row in state.nodes.values()]),
-        "sequences": rows_to_table("sequences", ranges),
-        "devices": rows_to_table("devices", [vars(row) for row in state.devices.values()]),
-        "segments": rows_to_table("segments", [{**vars(row), "kind": row.kind.value} for row in state.segments.values()]),
-    }
-    for name in NOW_TABLES:
-        tables[name] = pa.concat_tables([rows_to_table(name, []), *(found[name] for found in state.now.values())])
-    return tables
-
-
-def _now_by_node(tables: Mapping[str, "pa.Table"]) -> dict[str, dict[str, "pa.Table"]]:
-    import pyarrow.compute as pc
-
-    out = {}
-    for node in tables["now_nodes"].column("node").to_pylist():
-        out[node] = {
-            name: rows_to_table(name, tables[name].filter(pc.equal(tables[name].column("node"), node)).to_pylist()) for name in NOW_TABLES
-        }
-    return out

@@ -76,6 +76,7 @@ class Agent:
         self._checkpoint_at = self._expire_at = clock.monotonic_us()
         self._queue: list[UsageRecord] = []  # closed, not yet committed
         self._seen: dict[str, AllocationReading] = {}
+        self._undeletable: set[str] = set()
         saved = spool.load_state()
         self.ledger = ledger_from(saved) if saved else Ledger(clock.wall_us(), clock.monotonic_us(), self._boot)
         self._integrator = Integrator(self.ledger, self._attribution, self._live_us, fresh=saved is None)
@@ -307,12 +308,7 @@ class Agent:
     def _housekeeping(self, allocations: dict[str, AllocationReading]) -> None:
         for reading in allocations.values():
             reclaim_dead(reading)
-        if self.ledger.settled:
-            through = self.spool.acknowledged()
-            for allocation_id, sequence in list(self.ledger.settled.items()):
-                reading_of = allocations.get(allocation_id)
-                if sequence <= through and reading_of is not None and reading_of.retired and delete_retired(reading_of):
-                    del self.ledger.settled[allocation_id]
+        self.tidy()
         now = self._clock.monotonic_us()
         if now >= self._expire_at:
             self._expire_at = now + EXPIRE_US
@@ -321,6 +317,20 @@ class Agent:
                 count, first, last = dropped
                 reason = f"{count} records older than {self.settings.retention_days} days were dropped unacknowledged"
                 self._event("gap", reason, self.ledger.cursor_us, records=count, first_sequence=first, last_sequence=last)
+
+    def tidy(self) -> None:
+        """Delete retired allocations whose last record every consumer has."""
+        if not self.ledger.settled:
+            return
+        through = self.spool.acknowledged()
+        for allocation_id, sequence in list(self.ledger.settled.items()):
+            reading = self._seen.get(allocation_id)
+            if sequence > through or reading is None or not reading.retired or allocation_id in self._undeletable:
+                continue
+            if delete_retired(reading):
+                del self.ledger.settled[allocation_id]
+            else:
+                self._undeletable.add(allocation_id)  # said once; somebody else has to
 
     def _publish(self, seen: Observation) -> Snapshot:
         snapshot = take_snapshot(

@@ -158,7 +158,7 @@ def serve(args: argparse.Namespace) -> int:
         announce(server.url, args.ready_file)
         loop(agent, clock, stop.event, settings.interval_ms * 1000)
         agent.stop()
-        linger(spool, args.linger)
+        linger(agent, args.linger)
     return 0
 
 
@@ -177,11 +177,12 @@ def loop(agent: Agent, clock: Clock, stop: threading.Event, interval_us: int) ->
     agent.turn(0.2)
 
 
-def linger(spool: Spool, seconds: float) -> None:
+def linger(agent: Agent, seconds: float) -> None:
     """Serve on until every consumer has everything, at most `seconds`."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and spool.acknowledged() < spool.last_sequence:
+    while time.monotonic() < deadline and agent.spool.acknowledged() < agent.spool.last_sequence:
         time.sleep(0.05)
+    agent.tidy()
 
 
 def announce(url: str, ready_file: str | None) -> None:

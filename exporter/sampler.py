@@ -34,8 +34,11 @@ def main(argv: list[str]) -> int:
     vendor = VENDORS[argv[1]]()
     while read_frame(sys.stdin.buffer) is not None:
         body = json.dumps(to_plain(vendor.read()), separators=(",", ":")).encode()
-        answers.write(LENGTH.pack(len(body)) + body)
-        answers.flush()
+        try:
+            answers.write(LENGTH.pack(len(body)) + body)
+            answers.flush()
+        except BrokenPipeError:
+            os._exit(0)  # the agent was killed meanwhile: nobody is left to hear, nor anything to flush
     return 0
 
 

@@ -47,7 +47,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("top", None, "a live view of cards, slices, tenants and processes"),
     Entry("exporter", "poolmeter.exporter.commands:Exporter", "the node daemon that reads cards and meters"),
     Entry("exporter release", None, "let go of the cards, so that they can be reset"),
-    Entry("collector", "poolmeter.collector.commands:Collector", "the daemon that pulls exporters and keeps usage"),
+    Entry("collector", "poolmeter.serve:Served", "the daemon that pulls exporters and keeps usage"),
     Entry("enforcer", "poolmeter.enforcer.commands:Enforcer", "the node daemon that grants and changes limits"),
     Entry("dashboard", "poolmeter.dashboards.commands:Dashboard", "the Streamlit dashboard"),
     Entry("device-plugin", None, "the Kubernetes device plugin"),

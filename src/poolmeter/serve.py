@@ -1,4 +1,4 @@
-"""`poolmeter up`: every daemon of a pool on loopback, in the foreground, until SIGTERM."""
+"""What runs several components together: the collector's process with every component's routes, and `poolmeter up`."""
 
 import argparse
 import fcntl
@@ -8,14 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
+from poolmeter.collector.commands import Collector
 from poolmeter.config import Config, load_config
 from poolmeter.demo_tenants import Tenants
 from poolmeter.errors import Unavailable
-from poolmeter.places import data_folder, run_folder
+from poolmeter.places import CollectorData, data_folder, run_folder
 from poolmeter.pool import NodePlan, Pool, simulated_nodes
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
 
 
 class Stop:
@@ -28,6 +34,18 @@ class Stop:
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
+
+
+class Served(Collector):
+    """Pull every configured exporter, keep what they send in the store under the data folder, and serve it over HTTP.
+
+    Serves usage and chargeback reports too. Stops on SIGTERM after a last pull of every node. One collector owns a data folder.
+    """
+
+    def extra_routes(self, args: argparse.Namespace) -> "Sequence[BaseRoute]":
+        from poolmeter.accounting.routes import routes
+
+        return routes(CollectorData(data_folder(args.data)).store, load_config(args.config).accounting)
 
 
 class Up:

@@ -24,7 +24,8 @@ from poolmeter.collector.check import RULES, Expected, check_usage
 from poolmeter.collector.now import newest
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pull import NodeStatus
-from poolmeter.collector.store import Batch, NodeRow, Store
+from poolmeter.collector.state import NodeRow
+from poolmeter.collector.store import Batch, Store
 from poolmeter.config import CollectorSection
 from poolmeter.model.decision import Decision
 from poolmeter.model.plain import from_plain, to_plain

@@ -19,7 +19,8 @@ from collector_fakes import FakeExporter, records
 
 from poolmeter.collector.catalog import open_catalog
 from poolmeter.collector.daemon import Names
-from poolmeter.collector.store import NodeRow, Store
+from poolmeter.collector.state import NodeRow
+from poolmeter.collector.store import Store
 from poolmeter.errors import Unavailable
 from poolmeter.model.units import DAY_US, MINUTE_US
 

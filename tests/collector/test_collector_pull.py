@@ -19,7 +19,8 @@ from poolmeter.collector.daemon import Names
 from poolmeter.collector.events import take_outcomes
 from poolmeter.collector.publisher import Publisher, Update
 from poolmeter.collector.pull import NodePuller, PullSettings
-from poolmeter.collector.store import Batch, NodeRow, Store
+from poolmeter.collector.state import NodeRow
+from poolmeter.collector.store import Batch, Store
 from poolmeter.errors import Unavailable
 from poolmeter.model.decision import Decision, DecisionState
 from poolmeter.model.units import DAY_US, HOUR_US, MINUTE_US

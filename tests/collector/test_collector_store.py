@@ -23,7 +23,8 @@ from poolmeter.collector.maintenance import FAN_IN, due_rollups, maintain, next_
 from poolmeter.collector.now import newest
 from poolmeter.collector.rollup import day_select
 from poolmeter.collector.segments import publish_records
-from poolmeter.collector.store import Batch, NodeRow, Published, Store
+from poolmeter.collector.state import NodeRow
+from poolmeter.collector.store import Batch, Published, Store
 from poolmeter.collector.tables import DAY_SOURCES, TABLES, VIEWS, SegmentKind, view_fields
 from poolmeter.errors import BadInput, DataError, Unavailable
 from poolmeter.model.units import DAY_US, HOUR_US, MINUTE_US

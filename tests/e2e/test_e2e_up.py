@@ -14,6 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 
@@ -103,6 +104,11 @@ def test_the_demo_adds_up(demo: dict[str, Any]) -> None:
     assert sum(Decimal(row["cost"]) for row in demo["rows"] if "cost" in row) == money["tenants"]
 
 
+def test_the_demos_json_is_what_its_schema_says(demo: dict[str, Any]) -> None:
+    schema = json.loads((Path(__file__).resolve().parents[2] / "docs/reference/demo.schema.json").read_text())
+    jsonschema.validate({key: value for key, value in demo.items() if key != "data"}, schema)
+
+
 def test_the_demos_store_answers_the_same_afterwards(demo: dict[str, Any]) -> None:
     bill = ask("chargeback", "--data", demo["data"], "--from", demo["from"], "--to", demo["to"])
     assert bill["totals"]["cost"] == demo["totals"]["cost"]
@@ -120,6 +126,8 @@ def test_up_serves_runs_resizes_and_stops(tmp_path: Path) -> None:
         for name in ("collector", "dashboard", "exporter:node-a", "exporter:node-b"):
             with urllib.request.urlopen(f"{state['urls'][name].rstrip('/')}/healthz", timeout=20) as answer:
                 assert answer.status == 200
+        with urllib.request.urlopen(f"{state['urls']['collector'].rstrip('/')}/v1/reports/usage", timeout=20) as answer:
+            assert json.load(answer)["schema"] == "poolmeter.usage/1"
         # A program on a share of the pool, its limit changed while it runs.
         run = subprocess.Popen(
             [

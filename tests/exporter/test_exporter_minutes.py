@@ -75,6 +75,19 @@ def test_a_short_process_between_two_ticks(node: Node) -> None:
     assert not (node.run.retired / "short").exists()
 
 
+def test_the_last_acknowledgement_after_a_stop_frees_the_folder(node: Node) -> None:
+    allocation = node.create("a")
+    node.tick()
+    node.release(allocation)
+    node.tick()
+    node.agent.stop()
+    node.agent.tidy()
+    assert (node.run.retired / "a").exists()
+    node.spool.acknowledge("collector", node.spool.epoch, node.spool.last_sequence)
+    node.agent.tidy()
+    assert not (node.run.retired / "a").exists()
+
+
 def test_a_slot_folded_between_two_ticks_is_counted(node: Node) -> None:
     node.create("a")
     meter = node.meters["a"]

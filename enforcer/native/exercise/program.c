@@ -202,7 +202,7 @@ static void resolve(void) {
     say("error text", dlerror() != NULL || dlsym(driver, "cuNoSuchThing") != NULL || dlerror() != NULL);
 }
 
-static int stop;
+static int stop, only_launch;
 
 static void *launch_for_ever(void *unused) {
     CUstream stream;
@@ -212,7 +212,11 @@ static void *launch_for_ever(void *unused) {
     long n = 0;
     while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
         CHECK(launch(stream, 20000));
-        if (++n % 64 == 0)
+        if (++n % 64 != 0)
+            continue;
+        if (only_launch) /* waiting is not allowed while another thread captures in the global mode */
+            usleep(1500);
+        else
             CHECK(F(cuStreamSynchronize)(stream));
     }
     CHECK(F(cuStreamSynchronize)(stream));
@@ -228,6 +232,7 @@ static void capture(void) {
     void *other;
     start();
     CHECK(F(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    only_launch = 1;
     pthread_create(&thread, NULL, launch_for_ever, NULL);
     for (int round = 0; round < 20; round++) {
         CHECK(F(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));

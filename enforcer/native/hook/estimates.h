@@ -26,6 +26,9 @@ struct pm_estimate {
     uint32_t unknown_launches; /* under a compute limit, before anything was known */
     uint32_t flags;            /* PM_KIND_… */
     uint32_t strikes;    /* samples in a row far above the estimate while neighbours were busy */
+    uint32_t unsteady;   /* how often samples differ of late, 0 to 20: one length, or one after the other, or many */
+    uint32_t round;      /* of re-timing, as last seen */
+    uint32_t suspects;   /* untimed launches that the program waited for longer than the estimate explains */
 };
 
 struct pm_estimates;
@@ -49,8 +52,13 @@ static inline uint32_t pm_estimate_every(const struct pm_estimate *entry) {
     return every < 1 ? 1 : every > 1000 ? 1000 : (uint32_t)every;
 }
 
-/* Whether this launch is to be timed; counts it. The result is not known before long, so the next one is set at once. */
-static inline bool pm_estimate_due(struct pm_estimate *entry) {
+/* Whether this launch is to be timed; counts it. The result is not known before long, so the next one is set at once. `round` changes
+   when something took longer than all that was known of it: then every kind is timed anew. */
+static inline bool pm_estimate_due(struct pm_estimate *entry, uint32_t round) {
+    if (__atomic_load_n(&entry->round, __ATOMIC_RELAXED) != round) {
+        __atomic_store_n(&entry->round, round, __ATOMIC_RELAXED);
+        __atomic_store_n(&entry->begun, PM_FIRST_SAMPLES - 2, __ATOMIC_RELAXED);
+    }
     uint64_t ns = __atomic_load_n(&entry->ns, __ATOMIC_RELAXED);
     if (ns == 0 || ns >= PM_LONG_NS) /* of an unknown kind too: it may turn out to be long */
         return true;

@@ -5,29 +5,33 @@
     if (!pm_ready() || !pm_real[PM_HOOK_##name])                                                                       \
     return CUDA_ERROR_NOT_FOUND
 
-static struct pm_context *wait_begins(CUstream stream) {
+struct wait {
+    struct pm_context *context;
+    uint64_t since_ns;
+    uint64_t lane_key; /* 0: for everything */
+};
+
+static struct wait wait_begins(CUstream stream) {
     struct pm_process *self = pm_self();
-    struct pm_context *context = self ? pm_current(self) : NULL;
-    if (!context)
-        return NULL;
+    struct wait wait = {.context = self ? pm_current(self) : NULL, .lane_key = stream ? pm_lane_key(stream) : 0};
+    if (!wait.context)
+        return wait;
     if (stream)
-        pm_tracker_close(&context->tracker, stream, pm_lane_key(stream));
-    pm_tracker_waiting(&context->tracker, true);
-    return context;
+        pm_tracker_close(&wait.context->tracker, stream, wait.lane_key);
+    wait.since_ns = pm_tracker_waits(&wait.context->tracker);
+    return wait;
 }
 
-static void wait_ends(struct pm_context *context) {
-    if (!context)
-        return;
-    pm_tracker_waiting(&context->tracker, false);
-    pm_tracker_poll(&context->tracker);
+static void wait_ends(const struct wait *wait) {
+    if (wait->context)
+        pm_tracker_waited(&wait->context->tracker, wait->since_ns, wait->lane_key);
 }
 
 #define WAITING(name, stream, ...)                                                                                     \
     MISSING(name);                                                                                                     \
-    struct pm_context *context = wait_begins(stream);                                                                  \
+    struct wait wait = wait_begins(stream);                                                                            \
     CUresult result = PM_REAL(name)(__VA_ARGS__);                                                                      \
-    wait_ends(context);                                                                                                \
+    wait_ends(&wait);                                                                                                  \
     return result
 
 PM_EXPORT CUresult cuStreamSynchronize(CUstream stream) {

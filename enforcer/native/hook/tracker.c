@@ -8,6 +8,7 @@
 
 #define SEGMENT_LAUNCHES 256u
 #define SEGMENT_NS 10000000u
+#define SEGMENT_WALL_NS 5000000u
 #define SLICE_NS 2000000.0     /* a turn of the device, until it is learned */
 #define TURN_NS 2270000.0      /* the same with the switching to and from it, until it is learned */
 #define PRESENCE_NS 50000000u
@@ -17,6 +18,10 @@
 #define TAIL_NS 200000u
 #define REFERENCE_NS 1000000000
 #define FAULT_LIMIT 16u
+#define ROUND_NS 5000000u      /* between two rounds of timing everything anew, at first and at most */
+#define ROUND_MOST_NS 300000000u
+#define WAIT_NS 100000u        /* a wait from here on says how long the work was */
+#define WAKE_NS 10000u
 #define OVERDUE_NS 100000000u  /* beyond its estimate a running launch is charged as it goes */
 
 void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver, struct pm_counters *counters) {
@@ -58,7 +63,7 @@ static void settle_pending(struct pm_tracker *tracker, uint64_t estimate_ns) {
 
 /* The same charge limits: the account has had the estimates, and is set right by what they turned out to be. */
 static void true_up(struct pm_tracker *tracker) {
-    pm_limiter_true_up(tracker->limiter, tracker->owed_ns, pm_peek(&tracker->counters->pending_ns), tracker->polled_ns);
+    pm_limiter_true_up(tracker->limiter, tracker->owed_ns, pm_peek(&tracker->counters->pending_ns), pm_now_ns());
     tracker->owed_ns = 0;
 }
 
@@ -136,6 +141,18 @@ static bool position(struct pm_tracker *tracker, uint16_t mark, int64_t *ns) {
 
 /* ---- learning ---------------------------------------------------------------------------------------------------- */
 
+/* Something took longer than was known. How often that is followed up depends on whether it led to anything. */
+static void time_anew(struct pm_tracker *tracker) {
+    uint64_t now = pm_now_ns();
+    if (now - tracker->round_at_ns < tracker->round_every_ns)
+        return;
+    tracker->round_at_ns = now;
+    tracker->round_every_ns = tracker->round_every_ns ? tracker->round_every_ns * 2 : ROUND_NS;
+    if (tracker->round_every_ns > ROUND_MOST_NS)
+        tracker->round_every_ns = ROUND_MOST_NS;
+    pm_poke(&tracker->round, tracker->round + 1);
+}
+
 static void set_estimate(struct pm_estimate *entry, double ns) {
     pm_poke(&entry->ns, ns < 500 ? 500 : (uint64_t)ns);
 }
@@ -205,9 +222,11 @@ static uint64_t blurred_sample(struct pm_tracker *tracker, struct pm_estimate *e
     uint64_t known = entry->ns ? entry->ns : PM_UNKNOWN_NS, cost = known < took ? known : took;
     pm_add(&tracker->counters->dropped_samples, 1);
     entry->samples++;
+    if (entry->ns > took)
+        set_estimate(entry, (double)took);
     if (entry->lone == 0) {
-        if (entry->samples > 8 || took < PM_UNKNOWN_NS) /* launches this short are never measured better */
-            set_estimate(entry, (double)(entry->ns && entry->ns < took ? entry->ns : took));
+        if (entry->ns == 0 && (entry->samples > 8 || took < PM_UNKNOWN_NS)) /* launches this short are never measured better */
+            set_estimate(entry, (double)took);
         entry->shared++;
         entry->shared_ns += cost;
     }
@@ -230,8 +249,19 @@ static uint64_t lone_sample(struct pm_tracker *tracker, struct pm_estimate *entr
             entry->shared_ns = 0;
         }
     } else {
+        bool agrees = took > entry->ns - entry->ns / 4 && took < entry->ns + entry->ns / 4 + 2000;
+        entry->unsteady = agrees ? (entry->unsteady ? entry->unsteady - 1 : 0) : entry->unsteady < 18 ? entry->unsteady + 2 : 20;
         double weight = entry->lone < 16 ? entry->lone + 1 : 16;
-        set_estimate(entry, (double)entry->ns + ((double)took - (double)entry->ns) / weight);
+        uint32_t suspects = __atomic_exchange_n(&entry->suspects, 0, __ATOMIC_RELAXED);
+        uint64_t more = took > 2 * entry->ns ? suspects * (took - entry->ns) : 0;
+        if (agrees || entry->unsteady > 10) { /* lengths that vary all the time have a mean */
+            set_estimate(entry, (double)entry->ns + ((double)took - (double)entry->ns) / weight);
+        } else { /* a new length; timed until two agree */
+            set_estimate(entry, (double)took);
+            pm_poke(&entry->begun, PM_FIRST_SAMPLES - 2);
+            tracker->round_every_ns = ROUND_NS;
+        }
+        took += more;
     }
     entry->lone++;
     return took;
@@ -247,13 +277,16 @@ static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *en
     double turns = (double)(uint64_t)(span / (tracker->slice_ns + turn) + 0.5);
     if (span < 0.8 * tracker->turn_ns) {
         /* No room for a whole turn of anybody's, so as good as alone; but a neighbour with little to do ends its turn early. */
-        if (entry->lone && span >= 3 * known && ++entry->strikes > 3)
+        double likely = (entry->unsteady > 10 ? 3 : 1.3) * known;
+        pm_poke(&entry->suspects, 0); /* the neighbours' turns explain long waits */
+        if (entry->lone && span >= likely && ++entry->strikes > 3)
             entry->lone = 0; /* that often, it is the launch itself that has become longer */
-        if (!entry->lone || span < 3 * known) {
+        if (!entry->lone || span < likely) {
             entry->strikes = 0;
             return lone_sample(tracker, entry, took);
         }
         entry->samples++;
+        entry->unsteady = entry->unsteady < 18 ? entry->unsteady + 2 : 20;
         pm_add(&tracker->counters->dropped_samples, 1);
         return entry->ns;
     }
@@ -375,12 +408,44 @@ static void charge_progress(struct pm_tracker *tracker, struct pm_segment *segme
     }
 }
 
+/*
+ * Charge of a segment of several launches, or of one that was not timed. The device can have been idle inside only while the host was
+ * still handing work over.
+ */
+static uint64_t many_launches(struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t span) {
+    uint64_t cost = segment->estimate_ns, gaps = (uint64_t)segment->launches * GAP_NS;
+    uint64_t idle = gaps + (segment->full ? 0 : segment->host_ns), lower = span > idle ? span - idle : 0;
+    if (segment->tainted)
+        lower = 0;
+    if (segment->neighbours) {
+        double cycle = tracker->slice_ns + tracker->turn_ns * segment->neighbours;
+        double part = tracker->slice_ns / (tracker->slice_ns + tracker->turn_ns * presence(tracker, segment->neighbours));
+        if (segment->full && !segment->tainted && segment->neighbours == 1 && presence(tracker, 1) > 0.9 && (double)span > 2 * cycle &&
+            (double)cost > 0.7 * part * (double)span)
+            learn_slice(tracker, (double)cost / (double)span);
+        /* the part is known within the turns at both ends */
+        lower = (double)lower > 4 * cycle ? (uint64_t)((double)lower * part * 0.85) : 0;
+    } else if (segment->full && !segment->tainted) {
+        pm_add(&tracker->counters->burst_samples, 1);
+    }
+    if (cost > span)
+        cost = span;
+    if (cost + cost / 4 + gaps < lower || (!segment->full && span > 2 * cost + WAIT_NS))
+        time_anew(tracker);
+    return cost < lower ? lower : cost;
+}
+
 static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
     uint64_t cost = segment->estimate_ns;
     int64_t span;
     settle_pending(tracker, segment->estimate_ns);
-    if (segment->launches == 0)
+    if (segment->launches == 0) {
+        if (segment->full && !segment->tainted && elapsed(tracker, segment->start, segment->end, &span) && span >= 0 && span < 10000) {
+            tracker->mark_costs++;
+            tracker->mark_cost_ns += ((double)span - tracker->mark_cost_ns) / (tracker->mark_costs < 8 ? tracker->mark_costs : 8);
+        }
         return;
+    }
     if (!elapsed(tracker, segment->start, segment->end, &span) || span < 0) {
         fault(tracker);
         charge_rest(tracker, segment, cost);
@@ -391,7 +456,7 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
     if (now_busy > segment->neighbours)
         segment->neighbours = now_busy;
     if (segment->launches == 1 && segment->entry && !segment->tainted) {
-        int64_t took = span - (segment->full ? (int64_t)tracker->mark_cost_ns : (int64_t)segment->host_gap_ns);
+        int64_t took = span - (segment->full ? (int64_t)tracker->mark_cost_ns : (int64_t)(segment->host_gap_ns + tracker->mark_cost_ns / 2));
         took = took < 500 ? 500 : took;
         if (blurred(segment, (uint64_t)span, (uint64_t)took))
             cost = blurred_sample(tracker, segment->entry, (uint64_t)span);
@@ -400,23 +465,7 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
         else
             cost = lone_sample(tracker, segment->entry, (uint64_t)took);
     } else {
-        uint64_t upper = (uint64_t)span, gaps = (uint64_t)segment->launches * GAP_NS;
-        if (cost > upper)
-            cost = upper;
-        if (segment->full && !segment->tainted && segment->neighbours == 0) {
-            uint64_t lower = upper > gaps ? upper - gaps : 0;
-            if (cost < lower)
-                cost = lower;
-            pm_add(&tracker->counters->burst_samples, 1);
-        } else if (segment->full && !segment->tainted) {
-            double cycle = tracker->slice_ns + tracker->turn_ns * segment->neighbours;
-            double part = tracker->slice_ns / (tracker->slice_ns + tracker->turn_ns * presence(tracker, segment->neighbours));
-            uint64_t lower = (uint64_t)(0.8 * part * (double)upper);
-            if ((double)upper > 4 * cycle && cost + gaps < lower) /* the estimates have become far too short */
-                cost = lower;
-            else if (segment->neighbours == 1 && presence(tracker, 1) > 0.9 && (double)upper > 2 * cycle)
-                learn_slice(tracker, (double)segment->estimate_ns / (double)upper);
-        }
+        cost = many_launches(tracker, segment, (uint64_t)span);
     }
     charge_rest(tracker, segment, within_union(tracker, segment, cost));
 }
@@ -450,9 +499,8 @@ static void poll_locked(struct pm_tracker *tracker) {
         drop_mark(tracker, segment->end);
     }
     tracker->segment_count = kept;
-    tracker->polled_ns = pm_now_ns();
     if (pm_peek(&tracker->counters->pending_ns) == 0 && pm_peek(&tracker->quiet))
-        pm_board_busy(tracker->board, tracker->seat, tracker->polled_ns);
+        pm_board_busy(tracker->board, tracker->seat, pm_now_ns());
     true_up(tracker);
 }
 
@@ -472,12 +520,37 @@ static void publish(struct pm_tracker *tracker) {
     pm_board_busy(tracker->board, tracker->seat, now + (pending > least_ns ? pending : least_ns));
 }
 
-void pm_tracker_waiting(struct pm_tracker *tracker, bool waiting) {
-    if (!tracker->board)
-        return;
+uint64_t pm_tracker_waits(struct pm_tracker *tracker) {
+    uint64_t now = pm_now_ns();
+    pm_board_busy(tracker->board, tracker->seat, now + 1000000000u);
+    return now;
+}
+
+void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t lane_key) {
+    uint64_t now = pm_now_ns(), waited = now - since_ns;
     uint64_t pending = pm_peek(&tracker->counters->pending_ns); /* the program need not have waited for all there is */
-    pm_board_busy(tracker->board, tracker->seat, pm_now_ns() + (waiting ? 1000000000u : pending < 20000000u ? pending : 20000000u));
-    pm_poke(&tracker->quiet, !waiting);
+    pm_board_busy(tracker->board, tracker->seat, now + (pending < 20000000u ? pending : 20000000u));
+    pm_poke(&tracker->quiet, 1);
+    pthread_mutex_lock(&tracker->lock);
+    for (uint32_t i = 0; i < PM_LANES && (lane_key || tracker->lane_count == 1); i++) {
+        struct pm_lane *lane = &tracker->lanes[i];
+        if (!lane->key || (lane_key && lane->key != lane_key) || lane->open == PM_NO_MARK)
+            continue;
+        uint32_t launches = pm_peek(&lane->launches);
+        uint64_t estimate = pm_peek(&lane->estimate_ns);
+        struct pm_estimate *entry = pm_peek(&lane->last);
+        if (launches > lane->waited_launches && waited > 2 * (estimate - lane->waited_estimate_ns) + WAIT_NS) {
+            /* They took longer than thought, or the waiter was woken late: the next sample tells, and sets the charge right. */
+            if (entry)
+                pm_add(&entry->suspects, launches - lane->waited_launches);
+            time_anew(tracker);
+        }
+        lane->waited_launches = launches;
+        lane->waited_estimate_ns = estimate;
+    }
+    if (usable(tracker))
+        poll_locked(tracker);
+    pthread_mutex_unlock(&tracker->lock);
 }
 
 /* ---- lanes ------------------------------------------------------------------------------------------------------- */
@@ -517,6 +590,8 @@ static void open_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint1
     lane->tainted = 0;
     lane->only = NULL;
     lane->launched_ns = now;
+    lane->waited_launches = 0;
+    lane->waited_estimate_ns = 0;
     lane->neighbours = pm_board_neighbours(tracker->board, tracker->seat, now);
 }
 
@@ -592,6 +667,16 @@ static bool mark_now(struct pm_tracker *tracker, struct pm_lane *lane, void *str
     return true;
 }
 
+/* Two marks in a full queue with nothing between them: what they cost is in every sample. */
+static bool measure_mark(struct pm_tracker *tracker, struct pm_lane *lane, void *stream) {
+    uint64_t before = pm_now_ns();
+    uint16_t mark = record_mark(tracker, stream);
+    if (mark == PM_NO_MARK)
+        return false;
+    end_segment(tracker, lane, mark, mark_passed(tracker, lane->open) == 0, before, pm_now_ns());
+    return true;
+}
+
 static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
     struct pm_tracker *tracker = launch->tracker;
     pthread_mutex_lock(&tracker->lock);
@@ -602,7 +687,9 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
         poll_locked(tracker);
         bool ready = lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0 && !lane->tainted &&
                      mark_passed(tracker, lane->open) == 0;
-        if (ready)
+        if (ready && launch->timed && tracker->mark_costs < 64 && tracker->segment_count < PM_SEGMENTS / 2 && lane->full_marks++ % 8 == 0)
+            ready = measure_mark(tracker, lane, launch->stream);
+        else if (ready)
             lane->marking_ns = lane->marked_ns = pm_now_ns();
         else
             ready = mark_now(tracker, lane, launch->stream);
@@ -622,7 +709,7 @@ void pm_launch_begin(struct pm_launch *launch, struct pm_tracker *tracker, struc
     launch->stream = stream;
     launch->estimate_ns = entry && pm_peek(&entry->ns) ? pm_peek(&entry->ns) : PM_UNKNOWN_NS;
     launch->lane = find_lane(tracker, lane_key);
-    launch->timed = entry && pm_estimate_due(entry);
+    launch->timed = entry && pm_estimate_due(entry, pm_peek(&tracker->round));
     if ((launch->timed || !launch->lane || pm_peek(&launch->lane->open) == PM_NO_MARK) && usable(tracker))
         slow_begin(launch, lane_key);
 }
@@ -662,10 +749,12 @@ void pm_launch_end(struct pm_launch *launch, bool launched) {
         return;
     }
     pm_add(&tracker->counters->pending_ns, launch->estimate_ns);
+    pm_poke(&lane->last, launch->entry);
     uint64_t estimate = pm_add(&lane->estimate_ns, launch->estimate_ns) + launch->estimate_ns;
     uint32_t launches = pm_add(&lane->launches, 1) + 1;
-    if ((launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS ||
-         estimate >= pm_limiter_stretch(tracker->limiter)) && pm_peek(tracker->driver->captures) == 0)
+    bool due = launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS || estimate >= pm_limiter_stretch(tracker->limiter) ||
+               pm_now_coarse_ns() > pm_peek(&lane->begun_ns) + SEGMENT_WALL_NS;
+    if (due && pm_peek(tracker->driver->captures) == 0)
         slow_end(launch);
 }
 

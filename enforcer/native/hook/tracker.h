@@ -66,10 +66,14 @@ struct pm_lane {
     uint64_t estimate_ns;
     uint64_t begun_ns;
     uint32_t seen_launches; /* by the last look-in */
+    uint32_t full_marks;
     uint64_t marking_ns; /* before and after the start mark was recorded */
     uint64_t marked_ns;
     uint32_t neighbours;
     struct pm_estimate *only;
+    struct pm_estimate *last; /* of the newest launch */
+    uint32_t waited_launches; /* of the open segment, those that the program has waited for */
+    uint64_t waited_estimate_ns;
     uint64_t launched_ns;
 };
 
@@ -92,10 +96,12 @@ struct pm_tracker {
     uint32_t *settler; /* futex word: 1 while the settling thread sleeps because nothing is pending */
     uint32_t faults;
     uint64_t credit_ns; /* charged too much earlier; taken from the next charges */
-    uint64_t polled_ns;
     uint32_t quiet; /* the program has waited for its work, and nothing was launched since */
-    double mark_cost_ns;
-    uint32_t mark_costs;
+    uint32_t round;         /* of timing everything anew */
+    uint64_t round_at_ns;   /* when it began */
+    uint64_t round_every_ns; /* not before so long */
+    double mark_cost_ns; /* between two marks with nothing between them, in a full queue */
+    uint32_t mark_costs; /* how often that was measured */
     double slice_ns;       /* own turn while neighbours are busy, as learned */
     double turn_ns;        /* what one neighbour's turn adds to a span, switching included */
     bool turn_learned;
@@ -146,8 +152,10 @@ void pm_tracker_poll(struct pm_tracker *tracker);
  * long at its estimates. False: nothing is pending.
  */
 bool pm_tracker_look_in(struct pm_tracker *tracker, void *context);
-/* The program waits (until further notice at most a second), or no longer does. */
-void pm_tracker_waiting(struct pm_tracker *tracker, bool waiting);
+/* The program waits (until further notice at most a second); the time is for `waited`. */
+uint64_t pm_tracker_waits(struct pm_tracker *tracker);
+/* It has waited since `since_ns`, for the stream or (0) for all; charges what has passed. */
+void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t lane_key);
 /* Forgets the stream: it is about to be destroyed. */
 void pm_tracker_drop_lane(struct pm_tracker *tracker, uint64_t lane_key);
 /* Charges what has passed, the rest as estimated, and forgets all events; they are destroyed when `destroy`. */
