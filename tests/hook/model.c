@@ -3,9 +3,9 @@
  *
  *   model SLICE_US SWITCH_US SECONDS BOARD TENANT...     TENANT: PATTERN:US[:US2[:BEGIN_MS]]
  *
- * PATTERN: queue, sync, gaps (host pause of twice the length), mixed (one kind, lengths 1x to 8x), change (US, then US2 from half
- * time on, one kind), two (kinds of US and US2 in turn), copies (a copy as long as the kernel after each), streams (two streams that
- * overlap fully), untimed (events fail). Prints a JSON line per tenant: truth and charge.
+ * PATTERN: queue, sync, gaps (host pause of twice the length), mixed (one kind, lengths 1x to 8x), change (US, then US2
+ * from half time on, one kind), two (kinds of US and US2 in turn), copies (a copy as long as the kernel after each),
+ * streams (two streams that overlap fully), untimed (events fail). Prints a JSON line per tenant: truth and charge.
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -185,7 +185,8 @@ static int event_elapsed(float *ms, void *start, void *end) {
 }
 
 static uint32_t captures;
-static const struct pm_driver driver = {event_create, event_destroy, event_record, event_query, event_elapsed, NULL, NULL, &captures};
+static const struct pm_driver driver = {event_create,  event_destroy, event_record, event_query,
+                                        event_elapsed, NULL,          NULL,         &captures};
 
 static void launch(struct tenant *t, int stream, uint64_t kind, double us) {
     struct pm_launch launch;
@@ -282,11 +283,13 @@ int main(int argc, char **argv) {
         }
         pm_tracker_finish(&tenants[i].tracker, true, false);
         struct pm_counters *c = &tenants[i].counters;
-        printf("{\"truth_ns\": %llu, \"charged_ns\": %llu, \"pending_ns\": %llu, \"launches\": %llu, \"timed\": %llu, \"bursts\": %llu, "
+        printf("{\"truth_ns\": %llu, \"charged_ns\": %llu, \"pending_ns\": %llu, \"launches\": %llu, \"timed\": %llu, "
+               "\"bursts\": %llu, "
                "\"dropped\": %llu, \"faults\": %llu}\n",
                (unsigned long long)tenants[i].busy, (unsigned long long)c->busy_ns, (unsigned long long)c->pending_ns,
-               (unsigned long long)tenants[i].issued, (unsigned long long)c->timed_samples, (unsigned long long)c->burst_samples,
-               (unsigned long long)c->dropped_samples, (unsigned long long)c->internal_faults);
+               (unsigned long long)tenants[i].issued, (unsigned long long)c->timed_samples,
+               (unsigned long long)c->burst_samples, (unsigned long long)c->dropped_samples,
+               (unsigned long long)c->internal_faults);
     }
     return 0;
 }

@@ -1,5 +1,6 @@
 /*
- * A process of an allocation without a driver: attaches, takes and gives back memory, counts launches, until it is killed.
+ * A process of an allocation without a driver: attaches, takes and gives back memory, counts launches, until it is
+ * killed.
  *
  *   worker FOLDER RESULT MODE...
  *

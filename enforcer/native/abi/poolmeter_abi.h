@@ -5,9 +5,11 @@
  *   meter   counters, bucket and memory totals of one allocation; written by the tenant's processes
  *   board   one per device and node: which allocations keep the device busy just now; written by every tenant
  *
- * src/poolmeter/pages/layout.py is generated from this file (python -m poolmeter.pages.generate), so the dialect is narrow:
- * `#define PM_NAME value`, and structs whose members are char[], uint32_t, uint64_t, int64_t or another struct, or arrays of these.
- * A field never moves within a major version: new ones take reserved space and raise the minor version.
+ * src/poolmeter/pages/layout.py is generated from this file (python -m poolmeter.pages.generate), so the dialect is
+ * narrow:
+ * `#define PM_NAME value`, and structs whose members are char[], uint32_t, uint64_t, int64_t or another struct, or
+ * arrays of these. A field never moves within a major version: new ones take reserved space and raise the minor
+ * version.
  */
 #ifndef POOLMETER_ABI_H
 #define POOLMETER_ABI_H
@@ -57,16 +59,16 @@
 /* ---- grant ------------------------------------------------------------------------------------------------------- */
 
 struct pm_grant_device {
-    char uuid[48];             /* "GPU-…" or "MIG-…", NUL-terminated */
-    uint64_t limit_ppm;        /* of device time; PM_UNLIMITED: none */
-    uint64_t memory_limit;     /* bytes over all processes; PM_UNLIMITED: none */
-    uint32_t weight;           /* of the work-conserving share */
-    uint32_t soft;             /* 1: may use what others leave */
-    uint32_t show_memory;      /* 1: cuMemGetInfo and total memory show the share */
-    uint32_t mask_nvml;        /* 1: NVML memory info shows the share as well */
-    uint32_t device_index;     /* of the node, for people; PM readers go by uuid */
+    char uuid[48];         /* "GPU-…" or "MIG-…", NUL-terminated */
+    uint64_t limit_ppm;    /* of device time; PM_UNLIMITED: none */
+    uint64_t memory_limit; /* bytes over all processes; PM_UNLIMITED: none */
+    uint32_t weight;       /* of the work-conserving share */
+    uint32_t soft;         /* 1: may use what others leave */
+    uint32_t show_memory;  /* 1: cuMemGetInfo and total memory show the share */
+    uint32_t mask_nvml;    /* 1: NVML memory info shows the share as well */
+    uint32_t device_index; /* of the node, for people; PM readers go by uuid */
     uint32_t flags;
-    uint64_t device_memory;    /* bytes of the whole card as the enforcer knows it; 0: unknown */
+    uint64_t device_memory; /* bytes of the whole card as the enforcer knows it; 0: unknown */
     uint64_t reserved[20];
 };
 
@@ -82,7 +84,7 @@ struct pm_grant {
     uint32_t device_capacity;
     uint32_t on_fault;
     uint32_t suspended;
-    uint32_t soft;   /* of the allocation as a whole */
+    uint32_t soft; /* of the allocation as a whole */
     uint32_t weight;
     uint32_t charge_copies; /* 1: copies are charged as device time */
     uint32_t flags;
@@ -96,12 +98,13 @@ struct pm_grant {
 
 /* ---- meter ------------------------------------------------------------------------------------------------------- */
 
-/* What one process did on one device, or what all processes that are gone did. Only grows, except memory and pending_ns. */
+/* What one process did on one device, or what all processes that are gone did. Only grows, except memory and
+ * pending_ns. */
 struct pm_counters {
     uint64_t launches;
     uint64_t graph_launches;
-    uint64_t busy_ns;         /* charged device time after true-up: limits, meters and bills */
-    uint64_t throttled_ns;    /* wall time that threads waited for the limit */
+    uint64_t busy_ns;      /* charged device time after true-up: limits, meters and bills */
+    uint64_t throttled_ns; /* wall time that threads waited for the limit */
     uint64_t throttle_waits;
     uint64_t timed_samples;   /* launches with an event pair of their own */
     uint64_t burst_samples;   /* spans of whole bursts that trued the charge up */
@@ -111,29 +114,29 @@ struct pm_counters {
     uint64_t copy_d2h_bytes;
     uint64_t copy_d2d_bytes;
     uint64_t copy_p2p_bytes;
-    uint64_t denied_limit;       /* allocations refused because of the memory limit */
+    uint64_t denied_limit; /* allocations refused because of the memory limit */
     uint64_t denied_limit_bytes;
-    uint64_t denied_card;        /* allocations that the card itself had no room for */
+    uint64_t denied_card; /* allocations that the card itself had no room for */
     uint64_t denied_card_bytes;
-    uint64_t internal_faults;    /* errors of the hook itself; the program went on */
-    uint64_t last_activity_ns;   /* CLOCK_REALTIME of the newest launch or copy; 0: none */
-    uint64_t memory_peak;        /* bytes, largest sum of memory[] */
-    uint64_t memory[8];          /* bytes held now, by kind */
-    uint64_t pending_ns;         /* part of busy_ns that is an estimate until its events have come back */
+    uint64_t internal_faults;  /* errors of the hook itself; the program went on */
+    uint64_t last_activity_ns; /* CLOCK_REALTIME of the newest launch or copy; 0: none */
+    uint64_t memory_peak;      /* bytes, largest sum of memory[] */
+    uint64_t memory[8];        /* bytes held now, by kind */
+    uint64_t pending_ns;       /* part of busy_ns that is an estimate until its events have come back */
     uint64_t copy_busy_ns;
-    uint64_t denied_device;      /* calls refused because the grant does not list the device */
+    uint64_t denied_device; /* calls refused because the grant does not list the device */
     uint64_t reserved[33];
 };
 
 /* The limiter's state of a device: one cache line, and one more for who waits. */
 struct pm_bucket {
-    int64_t balance_ns; /* negative: debt */
+    int64_t balance_ns;      /* negative: debt */
     uint64_t last_refill_ns; /* CLOCK_MONOTONIC, or the simulator's clock */
     uint64_t generation;     /* of the grant when the limit below was read */
     uint64_t limit_ppm;
     uint64_t charged_ns; /* total since the page was made */
     uint64_t refilled_ns;
-    uint32_t in_burst;   /* processes with work under way */
+    uint32_t in_burst; /* processes with work under way */
     uint32_t waiters;
     uint64_t burst_until_ns; /* work under way is expected to last until then */
     uint64_t reserved[8];
@@ -145,8 +148,9 @@ struct pm_meter_device {
     uint32_t spare;
     uint64_t reserved0;
     struct pm_bucket bucket;
-    /* Memory held by all processes, in one word so that one compare-and-swap takes it: bits 0-35 units of PM_MEMORY_UNIT,
-       bits 36-43 the slot that changed it last, bits 44-63 that slot's sequence (see docs/decisions, slot protocol). */
+    /* Memory held by all processes, in one word so that one compare-and-swap takes it: bits 0-35 units of
+       PM_MEMORY_UNIT, bits 36-43 the slot that changed it last, bits 44-63 that slot's sequence (see docs/decisions,
+       slot protocol). */
     uint64_t memory_word;
     uint64_t memory_peak; /* bytes */
     uint64_t reserved1[6];
@@ -156,22 +160,22 @@ struct pm_meter_device {
 
 struct pm_slot {
     uint32_t state;
-    uint32_t pid;               /* as the process itself sees it */
-    uint64_t generation;        /* grows by 1 with each owner */
-    uint64_t pid_namespace;     /* inode of /proc/self/ns/pid */
-    uint64_t start_time_ticks;  /* field 22 of /proc/self/stat */
-    uint64_t attached_ns;       /* CLOCK_REALTIME */
+    uint32_t pid;              /* as the process itself sees it */
+    uint64_t generation;       /* grows by 1 with each owner */
+    uint64_t pid_namespace;    /* inode of /proc/self/ns/pid */
+    uint64_t start_time_ticks; /* field 22 of /proc/self/stat */
+    uint64_t attached_ns;      /* CLOCK_REALTIME */
     char comm[16];
     uint32_t uid;
     uint32_t spare;
     /* A change of memory_word under way, so that a survivor can tell whether it happened. */
-    uint64_t intent;            /* 0: none; else bits 0-35 units, 36-41 device, 42-45 kind, 46 give back, 63 valid */
+    uint64_t intent; /* 0: none; else bits 0-35 units, 36-41 device, 42-45 kind, 46 give back, 63 valid */
     uint64_t intent_sequence;
-    uint64_t intent_value;      /* what memory[kind] of the device is once the change has happened */
-    uint64_t confirmed;         /* newest sequence of this slot that others have seen in a memory_word */
+    uint64_t intent_value;         /* what memory[kind] of the device is once the change has happened */
+    uint64_t confirmed;            /* newest sequence of this slot that others have seen in a memory_word */
     char on_behalf_allocation[64]; /* empty: works for its own allocation */
     char on_behalf_node[64];
-    uint64_t on_behalf_bytes_in;   /* bytes received from the client */
+    uint64_t on_behalf_bytes_in; /* bytes received from the client */
     uint64_t on_behalf_bytes_out;
     uint64_t reserved[34];
 };
@@ -183,7 +187,7 @@ struct pm_meter {
     uint32_t abi_minor;
     uint32_t header_size;
     uint32_t device_size;
-    uint32_t slot_size;    /* of pm_slot with its counters */
+    uint32_t slot_size; /* of pm_slot with its counters */
     uint32_t slot_header_size;
     uint32_t counters_size;
     uint32_t device_count;
@@ -193,9 +197,10 @@ struct pm_meter {
     uint64_t slots_offset;
     uint64_t total_size;
     uint64_t created_ns;
-    /* bit 0: which retired copy counts; bits 1-16: slot + 1 whose counters that copy already holds, 0: none; bits 17-63: sequence. */
+    /* bit 0: which retired copy counts; bits 1-16: slot + 1 whose counters that copy already holds, 0: none; bits
+     * 17-63: sequence. */
     uint64_t fold;
-    uint64_t faults; /* internal faults that belong to no slot */
+    uint64_t faults;     /* internal faults that belong to no slot */
     uint32_t slots_used; /* no slot from here on was ever taken */
     uint32_t flags;      /* PM_METER_HOLES */
     char allocation_id[64];
@@ -208,9 +213,9 @@ struct pm_board_seat {
     uint64_t owner;         /* hash of the allocation id; 0: free */
     uint64_t busy_until_ns; /* its work under way is expected to last until then (CLOCK_MONOTONIC) */
     uint64_t weight;
-    uint64_t active_ns; /* device wall time for which it had work, others' turns included; only grows */
-    uint64_t limit_ppm; /* of its allocation, hard or soft; 0: none */
-    uint64_t soft;      /* 1: takes what others leave */
+    uint64_t active_ns;        /* device wall time for which it had work, others' turns included; only grows */
+    uint64_t limit_ppm;        /* of its allocation, hard or soft; 0: none */
+    uint64_t soft;             /* 1: takes what others leave */
     uint64_t starved_until_ns; /* gets less than its limit although it has work without end */
     uint64_t reserved;
 };

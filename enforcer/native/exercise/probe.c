@@ -1,11 +1,13 @@
 /*
- * Known device time on a real card, through the driver API alone: every kernel notes its own start and end on the device's clock.
+ * Known device time on a real card, through the driver API alone: every kernel notes its own start and end on the
+ * device's clock.
  *
  *   probe DEVICE PATTERN KERNEL_US SECONDS [STREAMS]
  *
- * PATTERN: queue (a full queue), sync (wait after each), gaps (a host pause as long as the kernel after each), graph (graphs of 20
- * kernels), streams (a full queue on each of STREAMS streams), mixed (lengths from 1x to 8x under one function and shape), empty (the
- * host's cost of a launch). Prints one JSON line; device_ns is the union of the kernels' spans.
+ * PATTERN: queue (a full queue), sync (wait after each), gaps (a host pause as long as the kernel after each), graph
+ * (graphs of 20 kernels), streams (a full queue on each of STREAMS streams), mixed (lengths from 1x to 8x under one
+ * function and shape), empty (the host's cost of a launch). Prints one JSON line; device_ns is the union of the
+ * kernels' spans.
  */
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -17,12 +19,14 @@
 #include <time.h>
 
 #define CALLS(X)                                                                                                       \
-    X(cuInit, cuInit) X(cuDeviceGet, cuDeviceGet) X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)                \
-    X(cuCtxSetCurrent, cuCtxSetCurrent) X(cuModuleLoadData, cuModuleLoadData) X(cuModuleGetFunction, cuModuleGetFunction) \
-    X(cuMemAlloc_v2, cuMemAlloc) X(cuMemsetD8_v2, cuMemsetD8) X(cuMemcpyDtoH_v2, cuMemcpyDtoH)                          \
-    X(cuLaunchKernel, cuLaunchKernel) X(cuStreamCreate, cuStreamCreate) X(cuStreamSynchronize, cuStreamSynchronize)    \
-    X(cuCtxSynchronize, cuCtxSynchronize) X(cuStreamBeginCapture_v2, cuStreamBeginCapture)                              \
-    X(cuStreamEndCapture, cuStreamEndCapture) X(cuGraphInstantiateWithFlags, cuGraphInstantiate) X(cuGraphLaunch, cuGraphLaunch)
+    X(cuInit, cuInit)                                                                                                  \
+    X(cuDeviceGet, cuDeviceGet) X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)                                  \
+        X(cuCtxSetCurrent, cuCtxSetCurrent) X(cuModuleLoadData, cuModuleLoadData)                                      \
+            X(cuModuleGetFunction, cuModuleGetFunction) X(cuMemAlloc_v2, cuMemAlloc) X(cuMemsetD8_v2, cuMemsetD8)      \
+                X(cuMemcpyDtoH_v2, cuMemcpyDtoH) X(cuLaunchKernel, cuLaunchKernel) X(cuStreamCreate, cuStreamCreate)   \
+                    X(cuStreamSynchronize, cuStreamSynchronize) X(cuCtxSynchronize, cuCtxSynchronize)                  \
+                        X(cuStreamBeginCapture_v2, cuStreamBeginCapture) X(cuStreamEndCapture, cuStreamEndCapture)     \
+                            X(cuGraphInstantiateWithFlags, cuGraphInstantiate) X(cuGraphLaunch, cuGraphLaunch)
 #define POINTER(name, alias) static __typeof__(&alias) p_##name;
 CALLS(POINTER)
 
@@ -36,7 +40,8 @@ static const char ptx[] =
     " fma.rn.f32 %f1, %f1, %f2, %f3;\n sub.u64 %rd2, %rd2, 1;\n setp.ne.u64 %p1, %rd2, 0;\n @%p1 bra L;\n"
     " ld.param.u64 %rd3, [counter];\n cvta.to.global.u64 %rd3, %rd3;\n atom.global.add.u32 %r1, [%rd3], 1;\n"
     " ld.param.u64 %rd4, [cap];\n cvt.u64.u32 %rd5, %r1;\n setp.ge.u64 %p2, %rd5, %rd4;\n @%p2 bra E;\n"
-    " ld.param.u64 %rd6, [records];\n cvta.to.global.u64 %rd6, %rd6;\n shl.b64 %rd7, %rd5, 4;\n add.u64 %rd8, %rd6, %rd7;\n"
+    " ld.param.u64 %rd6, [records];\n cvta.to.global.u64 %rd6, %rd6;\n shl.b64 %rd7, %rd5, 4;\n add.u64 %rd8, %rd6, "
+    "%rd7;\n"
     " setp.eq.f32 %p3, %f1, 0f7F800000;\n @%p3 mov.u64 %rd1, 0;\n st.global.u64 [%rd8], %rd1;\n"
     " mov.u64 %rd9, %globaltimer;\n st.global.u64 [%rd8+8], %rd9;\nE:\n ret;\n}\n"
     ".visible .entry nothing()\n{\n ret;\n}\n";
@@ -183,7 +188,8 @@ int main(int argc, char **argv) {
             covered = spans[i].end;
         }
     }
-    printf("{\"pattern\": \"%s\", \"kernel_us\": %g, \"kernels\": %u, \"device_ns\": %llu, \"sum_ns\": %llu, \"wall_ns\": %llu}\n", pattern,
-           us, n, (unsigned long long)total, (unsigned long long)sum, (unsigned long long)wall);
+    printf("{\"pattern\": \"%s\", \"kernel_us\": %g, \"kernels\": %u, \"device_ns\": %llu, \"sum_ns\": %llu, "
+           "\"wall_ns\": %llu}\n",
+           pattern, us, n, (unsigned long long)total, (unsigned long long)sum, (unsigned long long)wall);
     return 0;
 }

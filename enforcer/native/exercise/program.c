@@ -1,6 +1,7 @@
 /*
- * A program of the driver API that puts the hook through its paces: `program MODE [ARGUMENT...]`, one JSON object on standard output.
- * Finds its functions by dlsym; `resolve` says where each way of finding them leads. Linked against nothing but libc.
+ * A program of the driver API that puts the hook through its paces: `program MODE [ARGUMENT...]`, one JSON object on
+ * standard output. Finds its functions by dlsym; `resolve` says where each way of finding them leads. Linked against
+ * nothing but libc.
  */
 #define _GNU_SOURCE
 #define CUDA_ENABLE_DEPRECATED
@@ -176,7 +177,8 @@ static void resolve(void) {
         say(key, ours(dlsym(driver, names[i])));
         snprintf(key, sizeof key, "default %s", names[i]);
         say(key, ours(dlsym(RTLD_DEFAULT, names[i])));
-        void *(*old)(void *, const char *) = (void *(*)(void *, const char *))dlvsym(RTLD_DEFAULT, "dlsym", "GLIBC_2.2.5");
+        void *(*old)(void *, const char *) =
+            (void *(*)(void *, const char *))dlvsym(RTLD_DEFAULT, "dlsym", "GLIBC_2.2.5");
         snprintf(key, sizeof key, "old dlsym %s", names[i]);
         say(key, old ? ours(old(driver, names[i])) : -1);
     }

@@ -20,8 +20,9 @@ static struct pm_board *map(const char *path) {
     struct pm_board head;
     struct stat st;
     void *at = MAP_FAILED;
-    if (fstat(fd, &st) == 0 && (uint64_t)st.st_size == sizeof head && pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head &&
-        head.magic == PM_BOARD_MAGIC && head.abi_major == PM_ABI_MAJOR && head.total_size == sizeof head)
+    if (fstat(fd, &st) == 0 && (uint64_t)st.st_size == sizeof head &&
+        pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head && head.magic == PM_BOARD_MAGIC &&
+        head.abi_major == PM_ABI_MAJOR && head.total_size == sizeof head)
         at = mmap(NULL, sizeof head, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     return at == MAP_FAILED ? NULL : at;
@@ -131,14 +132,16 @@ void pm_board_survey(const struct pm_board *board, uint32_t seat, uint64_t now_n
     if (!board || seat >= PM_BOARD_SEATS)
         return;
     uint32_t seen[ALLOCATIONS], count = 1, empty = 0;
-    seen[0] = (uint32_t)pm_peek(&board->seats[seat].owner); /* its low half is the allocation, which may have many processes */
+    seen[0] = (uint32_t)pm_peek(
+        &board->seats[seat].owner); /* its low half is the allocation, which may have many processes */
     for (uint32_t i = 0; i < PM_BOARD_SEATS && empty < 32; i++) {
         const struct pm_board_seat *other = &board->seats[i];
         uint64_t until = pm_peek(&other->busy_until_ns), owner = pm_peek(&other->owner);
         empty = until ? 0 : empty + 1;
         if (owner == 0 || until > now_ns + STALE_NS || until + 1000000000u < now_ns)
             continue;
-        found->starved |= pm_peek(&other->starved_until_ns) > now_ns && pm_peek(&other->starved_until_ns) < now_ns + STALE_NS;
+        found->starved |=
+            pm_peek(&other->starved_until_ns) > now_ns && pm_peek(&other->starved_until_ns) < now_ns + STALE_NS;
         if ((uint32_t)owner == seen[0])
             continue;
         bool soft = pm_peek(&other->soft) != 0;
@@ -160,6 +163,6 @@ void pm_board_survey(const struct pm_board *board, uint32_t seat, uint64_t now_n
 uint64_t pm_board_given_ppm(const struct pm_board *board) {
     uint64_t slice = board ? pm_peek(&board->slice_ns) : 0, turn = board ? pm_peek(&board->turn_ns) : 0;
     if (slice < 100000 || slice > 100000000 || turn < slice || turn > 2 * slice)
-        return 930000; /* nobody has learned it */
+        return 930000;                                     /* nobody has learned it */
     return slice * 1000000 / (slice + (turn - slice) / 2); /* a turn and the way to the next one */
 }

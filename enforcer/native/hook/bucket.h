@@ -1,5 +1,6 @@
 /*
- * Device time that an allocation may still use on a device: one line in shared memory, changed by single atomic operations.
+ * Device time that an allocation may still use on a device: one line in shared memory, changed by single atomic
+ * operations.
  *
  * At any rest balance_ns == refilled_ns - charged_ns: nothing is lost or made but what a full bucket turns away.
  */
@@ -11,7 +12,8 @@
 #include "pages.h"
 
 #define PM_BURST_NS 20000000  /* what an idle allocation saves up at most */
-#define PM_QUANTUM_NS 2000000 /* what a waiter waits for: going on at the first nanosecond makes short launches drift */
+#define PM_QUANTUM_NS 2000000 /* what a waiter waits for: going on at the first nanosecond makes short launches drift  \
+                               */
 #define PM_WHOLE_PPM 1000000u
 
 /* Whether this limit limits anything. */
@@ -28,7 +30,8 @@ static inline void pm_bucket_take(struct pm_bucket *bucket, int64_t ns) {
     __atomic_fetch_sub(&bucket->balance_ns, ns, __ATOMIC_RELAXED);
 }
 
-/* Adds what has come in since the last refill at `rate_ppm`, up to a balance of `most_ns`; returns the balance. Any number may call. */
+/* Adds what has come in since the last refill at `rate_ppm`, up to a balance of `most_ns`; returns the balance. Any
+ * number may call. */
 int64_t pm_bucket_refill(struct pm_bucket *bucket, uint64_t rate_ppm, uint64_t now_ns, int64_t most_ns);
 /* Debt made of time that nobody else wanted. */
 void pm_bucket_forgive(struct pm_bucket *bucket);

@@ -25,7 +25,8 @@ struct pm_estimate *pm_estimate_find(struct pm_estimates *table, uint64_t key) {
             return entry;
         if (found == 0) {
             uint64_t none = 0;
-            if (__atomic_compare_exchange_n(&entry->key, &none, key, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) || none == key)
+            if (__atomic_compare_exchange_n(&entry->key, &none, key, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) ||
+                none == key)
                 return entry;
         }
     }

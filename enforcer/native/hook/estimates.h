@@ -5,30 +5,31 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PM_UNKNOWN_NS 50000u   /* a launch nothing is known about */
-#define PM_LONG_NS 500000u     /* from here on every launch is timed */
-#define PM_FIRST_SAMPLES 3u    /* so many launches of a kind are timed at once */
-#define PM_SAMPLE_BUDGET_NS 1500000u /* device time between two samples of a kind: an event pair costs below 0.3 % of it */
+#define PM_UNKNOWN_NS 50000u /* a launch nothing is known about */
+#define PM_LONG_NS 500000u   /* from here on every launch is timed */
+#define PM_FIRST_SAMPLES 3u  /* so many launches of a kind are timed at once */
+#define PM_SAMPLE_BUDGET_NS                                                                                            \
+    1500000u /* device time between two samples of a kind: an event pair costs below 0.3 % of it */
 
 #define PM_KIND_NAMED 1u      /* its name has been looked at */
 #define PM_KIND_COLLECTIVE 2u /* waits for its peers on other devices */
 
 struct pm_estimate {
     uint64_t key;
-    uint64_t ns;         /* 0: unknown */
-    uint32_t samples;    /* measured, trusted or not */
-    uint32_t lone;       /* of these, with the device to itself */
-    int32_t countdown;   /* launches until the next sample */
-    uint32_t begun;      /* of the first samples, those begun */
-    uint64_t shared_ns;  /* charged on the strength of shared spans alone */
-    uint32_t shared;     /* launches charged so */
+    uint64_t ns;        /* 0: unknown */
+    uint32_t samples;   /* measured, trusted or not */
+    uint32_t lone;      /* of these, with the device to itself */
+    int32_t countdown;  /* launches until the next sample */
+    uint32_t begun;     /* of the first samples, those begun */
+    uint64_t shared_ns; /* charged on the strength of shared spans alone */
+    uint32_t shared;    /* launches charged so */
     uint32_t random;
     uint32_t unknown_launches; /* under a compute limit, before anything was known */
     uint32_t flags;            /* PM_KIND_… */
-    uint32_t strikes;    /* samples in a row far above the estimate while neighbours were busy */
-    uint32_t unsteady;   /* how often samples differ of late, 0 to 20: one length, or one after the other, or many */
-    uint32_t round;      /* of re-timing, as last seen */
-    uint32_t suspects;   /* untimed launches that the program waited for longer than the estimate explains */
+    uint32_t strikes;          /* samples in a row far above the estimate while neighbours were busy */
+    uint32_t unsteady; /* how often samples differ of late, 0 to 20: one length, or one after the other, or many */
+    uint32_t round;    /* of re-timing, as last seen */
+    uint32_t suspects; /* untimed launches that the program waited for longer than the estimate explains */
 };
 
 struct pm_estimates;
@@ -52,8 +53,8 @@ static inline uint32_t pm_estimate_every(const struct pm_estimate *entry) {
     return every < 1 ? 1 : every > 1000 ? 1000 : (uint32_t)every;
 }
 
-/* Whether this launch is to be timed; counts it. The result is not known before long, so the next one is set at once. `round` changes
-   when something took longer than all that was known of it: then every kind is timed anew. */
+/* Whether this launch is to be timed; counts it. The result is not known before long, so the next one is set at once.
+   `round` changes when something took longer than all that was known of it: then every kind is timed anew. */
 static inline bool pm_estimate_due(struct pm_estimate *entry, uint32_t round) {
     if (__atomic_load_n(&entry->round, __ATOMIC_RELAXED) != round) {
         __atomic_store_n(&entry->round, round, __ATOMIC_RELAXED);

@@ -1,6 +1,6 @@
 /*
- * Every driver function that is interposed, once. Each has a shim of the same name, an export, a place in `pm_real`, and is found by
- * link, by dlsym and by cuGetProcAddress.
+ * Every driver function that is interposed, once. Each has a shim of the same name, an export, a place in `pm_real`,
+ * and is found by link, by dlsym and by cuGetProcAddress.
  */
 #ifndef PM_HOOKS_H
 #define PM_HOOKS_H

@@ -15,8 +15,9 @@ EXPORT int pm_pages_store_grant(int fd, const struct pm_grant *image, size_t siz
 }
 
 /*
- * The number of dead slots folded, or -errno. Works in a child of its own: whoever truncates the page meanwhile raises SIGBUS in
- * the one that has it mapped. A raw clone without an exit signal, so that the caller's SIGCHLD handling sees nothing of it.
+ * The number of dead slots folded, or -errno. Works in a child of its own: whoever truncates the page meanwhile raises
+ * SIGBUS in the one that has it mapped. A raw clone without an exit signal, so that the caller's SIGCHLD handling sees
+ * nothing of it.
  */
 EXPORT int pm_pages_reclaim(int fd, int patience_ms) {
     long child = syscall(SYS_clone, 0, 0, 0, 0, 0);

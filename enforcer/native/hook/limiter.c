@@ -4,26 +4,29 @@
 #include "clock.h"
 #include "process.h"
 
-#define SLICE_NS 20000000u  /* longest sleep at a time: the caller may hold a lock of the program's, and the limit may change */
-#define LEAST_NS 50000u     /* shortest sleep */
-#define LOOK_NS 200000u     /* between two looks at launches that are expected to end soon */
-#define UNKNOWN_IN_FLIGHT 2 /* launches of a kind that nothing is known about, ahead of the first one's measurement */
+#define SLICE_NS                                                                                                       \
+    20000000u /* longest sleep at a time: the caller may hold a lock of the program's, and the limit may change */
+#define LEAST_NS 50000u       /* shortest sleep */
+#define LOOK_NS 200000u       /* between two looks at launches that are expected to end soon */
+#define UNKNOWN_IN_FLIGHT 2   /* launches of a kind that nothing is known about, ahead of the first one's measurement */
 #define UNKNOWN_NS 100000000u /* so long a launch waits for that: a kernel may wait for one that comes after it */
 #define UNKNOWN_WAITS 3
-#define SURVEY_NS 10000000u     /* between two looks at the other allocations */
-#define SOFT_SURVEY_NS 50000u   /* the same for whoever has to make way */
-#define SOFT_DEPTH_NS 500000u   /* under way at most while somebody may come back any time */
-#define SOFT_ALONE_NS 2000000u  /* the same while nobody was there for a second */
-#define SOFT_CLAIM_NS 4000000   /* saved up before a soft one takes its own limit beside a busy owner */
+#define SURVEY_NS 10000000u    /* between two looks at the other allocations */
+#define SOFT_SURVEY_NS 50000u  /* the same for whoever has to make way */
+#define SOFT_DEPTH_NS 500000u  /* under way at most while somebody may come back any time */
+#define SOFT_ALONE_NS 2000000u /* the same while nobody was there for a second */
+#define SOFT_CLAIM_NS 4000000  /* saved up before a soft one takes its own limit beside a busy owner */
 #define STARVED_AFTER_NS 250000000u
 #define STARVED_FOR_NS 1000000000u
 #define REFILL_NS 5000000u
 
 void pm_limiter_present(struct pm_limiter *limiter) {
-    pm_board_present(limiter->board, limiter->seat, pm_peek(&limiter->limit_ppm), pm_peek(&limiter->soft), pm_peek(&limiter->weight));
+    pm_board_present(limiter->board, limiter->seat, pm_peek(&limiter->limit_ppm), pm_peek(&limiter->soft),
+                     pm_peek(&limiter->weight));
 }
 
-void pm_limiter_set(struct pm_limiter *limiter, uint64_t generation, uint64_t limit_ppm, bool soft, uint64_t weight, bool suspended) {
+void pm_limiter_set(struct pm_limiter *limiter, uint64_t generation, uint64_t limit_ppm, bool soft, uint64_t weight,
+                    bool suspended) {
     pm_bucket_adopt(limiter->bucket, generation, limit_ppm, pm_now_ns());
     pm_poke(&limiter->limit_ppm, limit_ppm);
     pm_poke(&limiter->soft, soft);
@@ -35,8 +38,9 @@ void pm_limiter_set(struct pm_limiter *limiter, uint64_t generation, uint64_t li
 }
 
 /*
- * How fast the bucket fills. Hard limits that together promise more than the card gives to several tenants (switching between them
- * costs some of its time) shrink alike while somebody gets less than its own; a soft one shares with other soft ones what owners leave.
+ * How fast the bucket fills. Hard limits that together promise more than the card gives to several tenants (switching
+ * between them costs some of its time) shrink alike while somebody gets less than its own; a soft one shares with other
+ * soft ones what owners leave.
  */
 static void survey(struct pm_limiter *limiter, uint64_t now, uint64_t period) {
     if (now - pm_peek(&limiter->surveyed_ns) < period)
@@ -94,7 +98,8 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* A soft one goes while no owner is busy, or with what it has saved up of its own limit; never far ahead of the device. */
+/* A soft one goes while no owner is busy, or with what it has saved up of its own limit; never far ahead of the device.
+ */
 static struct pause soft_pause(struct pm_limiter *limiter, uint64_t pending, uint64_t now) {
     survey(limiter, now, SOFT_SURVEY_NS);
     uint64_t rate = pm_peek(&limiter->rate_ppm);
@@ -110,10 +115,12 @@ static struct pause soft_pause(struct pm_limiter *limiter, uint64_t pending, uin
         return (struct pause){least(pm_bucket_wait(balance, enough, rate), LOOK_NS), true};
     }
     pm_poke(&limiter->claiming, beside_owner);
-    return (struct pause){pending > (pm_peek(&limiter->others_active) ? SOFT_DEPTH_NS : SOFT_ALONE_NS) ? LEAST_NS : 0, false};
+    return (struct pause){pending > (pm_peek(&limiter->others_active) ? SOFT_DEPTH_NS : SOFT_ALONE_NS) ? LEAST_NS : 0,
+                          false};
 }
 
-static struct pause pause_of(struct pm_limiter *limiter, const struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t began, uint64_t now) {
+static struct pause pause_of(struct pm_limiter *limiter, const struct pm_tracker *tracker, struct pm_estimate *entry,
+                             uint64_t began, uint64_t now) {
     if (pm_peek(&limiter->suspended))
         return (struct pause){UINT64_MAX, true};
     if (!pm_peek(&limiter->active))
@@ -129,11 +136,13 @@ static struct pause pause_of(struct pm_limiter *limiter, const struct pm_tracker
     if (balance > 0 && began == 0)
         return (struct pause){0, false};
     uint64_t wait = pm_bucket_wait(balance, PM_QUANTUM_NS, rate);
-    /* What is under way may turn out shorter than estimated, and is worth looking at as soon as it is expected to have ended. */
+    /* What is under way may turn out shorter than estimated, and is worth looking at as soon as it is expected to have
+     * ended. */
     return (struct pause){pending && wait ? least(wait, pending < LOOK_NS ? LOOK_NS : pending) : wait, true};
 }
 
-void pm_limiter_wait(struct pm_process *self, struct pm_context *context, struct pm_estimate *entry, void *stream, uint64_t lane_key) {
+void pm_limiter_wait(struct pm_process *self, struct pm_context *context, struct pm_estimate *entry, void *stream,
+                     uint64_t lane_key) {
     struct pm_limiter *limiter = &self->limiters[context->device];
     struct pm_tracker *tracker = &context->tracker;
     uint64_t began = 0;
@@ -154,7 +163,9 @@ void pm_limiter_wait(struct pm_process *self, struct pm_context *context, struct
             pm_limiter_flush(limiter);
             pm_tracker_mark(tracker, stream, lane_key); /* so that what has gone is measured meanwhile */
         }
-        pm_sleep_until_ns(now + (pause.for_ns > SLICE_NS ? SLICE_NS : pause.for_ns < LEAST_NS ? LEAST_NS : pause.for_ns));
+        pm_sleep_until_ns(now + (pause.for_ns > SLICE_NS   ? SLICE_NS
+                                 : pause.for_ns < LEAST_NS ? LEAST_NS
+                                                           : pause.for_ns));
         pm_tracker_poll(tracker);
         if (pause.throttled)
             pm_add(&tracker->counters->throttled_ns, pm_now_ns() - now);

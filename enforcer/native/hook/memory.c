@@ -1,7 +1,8 @@
 /*
- * memory_word = units | slot << 36 | sequence << 44. A change is: intent in the own slot, compare-and-swap of the word (which
- * names slot and sequence), memory[kind] of the slot, intent cleared. Whoever is about to replace a word first notes in the slot it
- * names that the change has happened. So a survivor that finds an intent knows whether the word had been changed.
+ * memory_word = units | slot << 36 | sequence << 44. A change is: intent in the own slot, compare-and-swap of the word
+ * (which names slot and sequence), memory[kind] of the slot, intent cleared. Whoever is about to replace a word first
+ * notes in the slot it names that the change has happened. So a survivor that finds an intent knows whether the word
+ * had been changed.
  */
 #include "memory.h"
 
@@ -20,7 +21,8 @@ static void confirm(const struct pm_view *view, uint64_t word) {
     uint64_t old = pm_load(confirmed);
     /* forward only, modulo the sequence's width */
     while (((WORD_SEQUENCE(word) - old) & SEQUENCE_MASK) - 1 < SEQUENCE_MASK / 2)
-        if (__atomic_compare_exchange_n(confirmed, &old, WORD_SEQUENCE(word), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        if (__atomic_compare_exchange_n(confirmed, &old, WORD_SEQUENCE(word), false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST))
             break;
 }
 
@@ -40,8 +42,8 @@ static void settle_intent(const struct pm_view *view, uint32_t index) {
     pm_store(&slot->intent, 0);
 }
 
-static bool change(const struct pm_view *view, uint32_t index, uint32_t device, uint32_t kind, uint64_t units, bool back,
-                   uint64_t limit_units) {
+static bool change(const struct pm_view *view, uint32_t index, uint32_t device, uint32_t kind, uint64_t units,
+                   bool back, uint64_t limit_units) {
     struct pm_slot *slot = pm_view_slot(view, index);
     struct pm_meter_device *line = pm_view_device(view, device);
     struct pm_counters *counters = pm_view_counters(view, index, device);
@@ -80,7 +82,8 @@ static bool change(const struct pm_view *view, uint32_t index, uint32_t device, 
     return true;
 }
 
-bool pm_memory_take(const struct pm_view *view, uint32_t slot, uint32_t device, uint32_t kind, uint64_t bytes, uint64_t limit) {
+bool pm_memory_take(const struct pm_view *view, uint32_t slot, uint32_t device, uint32_t kind, uint64_t bytes,
+                    uint64_t limit) {
     uint64_t units = PM_UNITS(bytes), limit_units = limit == PM_UNLIMITED ? UNITS_MASK : limit / PM_MEMORY_UNIT;
     if (limit_units > UNITS_MASK)
         limit_units = UNITS_MASK;

@@ -86,7 +86,8 @@ bool pm_pointers_put(struct pm_pointers *table, enum pm_holding_class of, const 
     return room;
 }
 
-bool pm_pointers_use(struct pm_pointers *table, enum pm_holding_class of, uint64_t key, int by, struct pm_holding *holding) {
+bool pm_pointers_use(struct pm_pointers *table, enum pm_holding_class of, uint64_t key, int by,
+                     struct pm_holding *holding) {
     if (!table || key == 0)
         return false;
     struct shard *shard = shard_of(table, of, key);
@@ -122,7 +123,8 @@ bool pm_pointers_get(struct pm_pointers *table, enum pm_holding_class of, uint64
     return pm_pointers_use(table, of, key, 0, holding);
 }
 
-bool pm_pointers_take_any(struct pm_pointers *table, enum pm_holding_class of, uint64_t other, struct pm_holding *holding) {
+bool pm_pointers_take_any(struct pm_pointers *table, enum pm_holding_class of, uint64_t other,
+                          struct pm_holding *holding) {
     for (unsigned s = 0; table && s < SHARDS; s++) {
         struct shard *shard = &table->shards[of][s];
         bool found = false;

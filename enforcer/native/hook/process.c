@@ -93,9 +93,10 @@ static void refresh_limits(struct pm_process *self) {
                     listed = entry;
             }
             if (listed)
-                limits = (struct pm_limits){listed->limit_ppm, listed->memory_limit, 1, listed->show_memory, copy->charge_copies};
-            pm_limiter_set(&self->limiters[d], copy->generation, limits.limit_ppm, listed && (listed->soft || copy->soft),
-                           listed ? listed->weight : 0, copy->suspended != 0);
+                limits = (struct pm_limits){listed->limit_ppm, listed->memory_limit, 1, listed->show_memory,
+                                            copy->charge_copies};
+            pm_limiter_set(&self->limiters[d], copy->generation, limits.limit_ppm,
+                           listed && (listed->soft || copy->soft), listed ? listed->weight : 0, copy->suspended != 0);
             pm_poke(&self->limits[d].limit_ppm, limits.limit_ppm);
             pm_poke(&self->limits[d].memory_limit, limits.memory_limit);
             pm_poke(&self->limits[d].show_memory, limits.show_memory);
@@ -230,9 +231,9 @@ uint32_t pm_process_attach(void) {
 
 uint32_t pm_process_device(struct pm_process *self, const unsigned char uuid[16]) {
     char text[40];
-    snprintf(text, sizeof text, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", uuid[0], uuid[1],
-             uuid[2], uuid[3], uuid[4], uuid[5], uuid[6], uuid[7], uuid[8], uuid[9], uuid[10], uuid[11], uuid[12], uuid[13],
-             uuid[14], uuid[15]);
+    snprintf(text, sizeof text, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", uuid[0],
+             uuid[1], uuid[2], uuid[3], uuid[4], uuid[5], uuid[6], uuid[7], uuid[8], uuid[9], uuid[10], uuid[11],
+             uuid[12], uuid[13], uuid[14], uuid[15]);
     for (uint32_t d = 0; d < self->view.device_count; d++) {
         const char *dash = strchr(self->uuids[d], '-'); /* "GPU-…" or "MIG-…" */
         if (dash && strcmp(dash + 1, text) == 0)
@@ -282,7 +283,8 @@ void pm_process_denied_by_card(struct pm_process *self, uint32_t device, uint64_
     pm_add(&pm_process_counters(self, device)->denied_card_bytes, bytes);
 }
 
-struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device, const struct pm_driver *driver) {
+struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device,
+                                      const struct pm_driver *driver) {
     struct pm_context *found = NULL, *spare = NULL;
     if (device >= self->view.device_count)
         return NULL;

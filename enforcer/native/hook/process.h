@@ -1,4 +1,5 @@
-/* This process as its allocation knows it: pages, slot, limits. Wiped in any child, which attaches anew when it needs to. */
+/* This process as its allocation knows it: pages, slot, limits. Wiped in any child, which attaches anew when it needs
+ * to. */
 #ifndef PM_PROCESS_H
 #define PM_PROCESS_H
 
@@ -29,7 +30,7 @@ struct pm_context {
 };
 
 struct pm_process {
-    uint32_t state; /* enum pm_state; 0 in a child that was forked */
+    uint32_t state;              /* enum pm_state; 0 in a child that was forked */
     pthread_mutex_t lock;        /* attaching, contexts, limits */
     pthread_mutex_t memory_lock; /* changes of the slot's memory */
     struct pm_view view;
@@ -88,7 +89,8 @@ static inline struct pm_counters *pm_process_counters(struct pm_process *self, u
 }
 
 /* The context's state, made when new; NULL when there is no room or the device is not granted. */
-struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device, const struct pm_driver *driver);
+struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device,
+                                      const struct pm_driver *driver);
 /* The context is about to go, or may be: charge and forget its events. `memory`: what it held goes with it. */
 void pm_process_forget_context(struct pm_process *self, void *handle, bool destroy_events, bool memory);
 /* Sees to it that the slot is still ours: a program that closes all descriptors closes the one that holds its lock. */

@@ -1,4 +1,5 @@
-/* Finding the driver's functions, and being found in their place: by link (the exports), by dlsym, by cuGetProcAddress. */
+/* Finding the driver's functions, and being found in their place: by link (the exports), by dlsym, by cuGetProcAddress.
+ */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -22,7 +23,7 @@ static const char *const need_names[] = {PM_NEEDS(PM_NAME)};
 #define PM_SHIM(name) (void *)shim_##name,
 static void *const shims[] = {PM_HOOKS(PM_SHIM)};
 
-void *(*pm_real_dlsym)(void *, const char *) __attribute__((visibility("hidden")));
+void *(*pm_real_dlsym)(void *, const char *)__attribute__((visibility("hidden")));
 
 static void find_dlsym(void) {
     if (__atomic_load_n(&pm_real_dlsym, __ATOMIC_ACQUIRE))
@@ -55,7 +56,7 @@ int pm_resolve(void) {
                 void *now = pm_real_dlsym(driver, "poolmeter_sim_now_ns");
                 void *sleep = pm_real_dlsym(driver, "poolmeter_sim_sleep_until_ns");
                 if (now && sleep)
-                    pm_clock_use((uint64_t(*)(void))now, (void (*)(uint64_t))sleep);
+                    pm_clock_use((uint64_t (*)(void))now, (void (*)(uint64_t))sleep);
             }
             __atomic_store_n(&pm_resolved, 1, __ATOMIC_RELEASE);
         }
@@ -79,7 +80,8 @@ __attribute__((used, visibility("hidden"))) void *pm_dlsym_pick(void *handle, co
     for (int i = 0; i < PM_HOOK_COUNT; i++) {
         if (strcmp(name, hook_names[i]) != 0)
             continue;
-        /* Only in the driver's place: another library may have a function of this name, and an old driver may have none. */
+        /* Only in the driver's place: another library may have a function of this name, and an old driver may have
+         * none. */
         void *found = pm_real_dlsym(handle, name);
         return found && pm_ready() && found == pm_real[i] ? shims[i] : NULL;
     }
@@ -106,5 +108,6 @@ __attribute__((used, visibility("hidden"))) void *pm_dlsym_pick(void *handle, co
 #error "the dlsym entry exists for x86-64 and aarch64"
 #endif
 
-__asm__(".text\n" ENTRY("pm_dlsym_old") ENTRY("pm_dlsym_new")
-        ".symver pm_dlsym_old, dlsym@" VERSION_OLD ", remove\n.symver pm_dlsym_new, dlsym@@GLIBC_2.34, remove\n");
+__asm__(".text\n" ENTRY("pm_dlsym_old")
+            ENTRY("pm_dlsym_new") ".symver pm_dlsym_old, dlsym@" VERSION_OLD
+                                  ", remove\n.symver pm_dlsym_new, dlsym@@GLIBC_2.34, remove\n");

@@ -1,4 +1,5 @@
-/* A thread per process that looks in on what is pending: launches that do not end, and work after which the program does nothing. */
+/* A thread per process that looks in on what is pending: launches that do not end, and work after which the program
+ * does nothing. */
 #ifndef PM_SETTLER_H
 #define PM_SETTLER_H
 

@@ -35,7 +35,7 @@ static void context_leave(void) {
     PM_NEED(cuCtxPopCurrent_v2)(&left);
 }
 
-const struct pm_driver pm_cuda_driver = {event_create,  event_destroy, event_record, event_query,
+const struct pm_driver pm_cuda_driver = {event_create,  event_destroy, event_record,  event_query,
                                          event_elapsed, context_enter, context_leave, &pm_captures};
 
 static bool events_there(void) {
@@ -53,7 +53,7 @@ uint32_t pm_device_of(struct pm_process *self, CUdevice ordinal) {
         if (pm_need[PM_NEED_cuDeviceGetUuid_v2]) /* names the instance where the device is one */
             result = PM_NEED(cuDeviceGetUuid_v2)(&uuid, ordinal);
         if (result != CUDA_SUCCESS && pm_need[PM_NEED_cuDeviceGetUuid])
-            result = ((CUresult(*)(CUuuid *, CUdevice))pm_need[PM_NEED_cuDeviceGetUuid])(&uuid, ordinal);
+            result = ((CUresult (*)(CUuuid *, CUdevice))pm_need[PM_NEED_cuDeviceGetUuid])(&uuid, ordinal);
         if (result != CUDA_SUCCESS)
             return PM_NO_DEVICE;
         uint32_t device = pm_process_device(self, (const unsigned char *)uuid.bytes);
@@ -77,7 +77,8 @@ bool pm_device_refused(CUdevice ordinal) {
     uint32_t device = pm_device_of(self, ordinal);
     if (device != PM_NO_DEVICE && pm_process_limits(self, device).listed)
         return false;
-    if (device == PM_NO_DEVICE && (ordinal < 0 || ordinal >= PM_MAX_ORDINALS || !pm_peek(&self->device_of_ordinal[ordinal]))) {
+    if (device == PM_NO_DEVICE &&
+        (ordinal < 0 || ordinal >= PM_MAX_ORDINALS || !pm_peek(&self->device_of_ordinal[ordinal]))) {
         pm_add(&self->view.header->faults, 1); /* the driver did not say which device this is: no ground to refuse it */
         return false;
     }
@@ -131,7 +132,8 @@ PM_EXPORT CUresult cuInit(unsigned int flags) {
 PM_EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags) {
     if (!pm_ready() || !pm_real[PM_HOOK_cuGetProcAddress])
         return CUDA_ERROR_NOT_FOUND;
-    CUresult result = ((CUresult(*)(const char *, void **, int, cuuint64_t))pm_real[PM_HOOK_cuGetProcAddress])(symbol, pfn, version, flags);
+    CUresult result = ((CUresult (*)(const char *, void **, int, cuuint64_t))pm_real[PM_HOOK_cuGetProcAddress])(
+        symbol, pfn, version, flags);
     if (result == CUDA_SUCCESS && pfn)
         *pfn = pm_shim_of(*pfn);
     return result;
@@ -164,7 +166,8 @@ PM_EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevi
     return pm_device_refused(device) ? REFUSED : PM_REAL(cuCtxCreate_v2)(context, flags, device);
 }
 
-PM_EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags, CUdevice device) {
+PM_EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags,
+                                  CUdevice device) {
     NEED_REAL(cuCtxCreate_v3);
     return pm_device_refused(device) ? REFUSED : PM_REAL(cuCtxCreate_v3)(context, params, count, flags, device);
 }
@@ -212,7 +215,7 @@ static CUcontext primary_of(CUdevice device) {
     void *release = pm_real[PM_HOOK_cuDevicePrimaryCtxRelease_v2] ? pm_real[PM_HOOK_cuDevicePrimaryCtxRelease_v2]
                                                                   : pm_real[PM_HOOK_cuDevicePrimaryCtxRelease];
     if (release)
-        ((CUresult(*)(CUdevice))release)(device);
+        ((CUresult (*)(CUdevice))release)(device);
     return handle;
 }
 

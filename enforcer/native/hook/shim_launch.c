@@ -23,7 +23,8 @@ static bool must_ask(struct pm_process *self, const struct pm_context *context, 
         return true;
     if (!pm_peek(&limiter->active))
         return false;
-    return pm_bucket_balance(limiter->bucket) <= 0 || pm_peek(&limiter->suspended) || pm_peek(&limiter->soft) || !entry || pm_peek(&entry->ns) == 0;
+    return pm_bucket_balance(limiter->bucket) <= 0 || pm_peek(&limiter->suspended) || pm_peek(&limiter->soft) ||
+           !entry || pm_peek(&entry->ns) == 0;
 }
 
 static void ticket_open(struct ticket *ticket, uint64_t kind, CUstream stream) {
@@ -51,8 +52,8 @@ static void ticket_close(struct ticket *ticket, CUresult result, bool graph) {
     pm_launch_end(&ticket->launch, result == CUDA_SUCCESS);
 }
 
-static uint64_t kind_of(const void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                        unsigned shared) {
+static uint64_t kind_of(const void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                        unsigned bz, unsigned shared) {
     uint64_t kind = pm_mix(3, (uint64_t)(uintptr_t)function);
     kind = pm_mix(kind, (uint64_t)gx << 32 ^ (uint64_t)gy << 16 ^ gz);
     return pm_mix(kind, (uint64_t)bx << 48 ^ (uint64_t)by << 36 ^ (uint64_t)bz << 24 ^ shared);
@@ -71,19 +72,19 @@ static uint64_t kind_of(const void *function, unsigned gx, unsigned gy, unsigned
     return result
 
 #define LAUNCH_KERNEL(name, null_is)                                                                                   \
-    PM_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
-                            unsigned shared, CUstream stream, void **params, void **extra) {                           \
-        METERED(name, kind_of(f, gx, gy, gz, bx, by, bz, shared), pm_stream(stream, null_is), false, f, gx, gy, gz, bx, by, \
-                bz, shared, stream, params, extra);                                                                    \
+    PM_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,             \
+                            unsigned bz, unsigned shared, CUstream stream, void **params, void **extra) {              \
+        METERED(name, kind_of(f, gx, gy, gz, bx, by, bz, shared), pm_stream(stream, null_is), false, f, gx, gy, gz,    \
+                bx, by, bz, shared, stream, params, extra);                                                            \
     }
 LAUNCH_KERNEL(cuLaunchKernel, PM_LEGACY)
 LAUNCH_KERNEL(cuLaunchKernel_ptsz, PM_PER_THREAD)
 
 #define LAUNCH_COOPERATIVE(name, null_is)                                                                              \
-    PM_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
-                            unsigned shared, CUstream stream, void **params) {                                         \
-        METERED(name, kind_of(f, gx, gy, gz, bx, by, bz, shared), pm_stream(stream, null_is), false, f, gx, gy, gz, bx, by, \
-                bz, shared, stream, params);                                                                           \
+    PM_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,             \
+                            unsigned bz, unsigned shared, CUstream stream, void **params) {                            \
+        METERED(name, kind_of(f, gx, gy, gz, bx, by, bz, shared), pm_stream(stream, null_is), false, f, gx, gy, gz,    \
+                bx, by, bz, shared, stream, params);                                                                   \
     }
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, PM_LEGACY)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, PM_PER_THREAD)
@@ -104,12 +105,13 @@ PM_EXPORT CUresult cuLaunch(CUfunction f) {
 }
 
 PM_EXPORT CUresult cuLaunchGrid(CUfunction f, int width, int height) {
-    METERED(cuLaunchGrid, kind_of(f, (unsigned)width, (unsigned)height, 1, 0, 0, 0, 0), (CUstream)PM_LEGACY, false, f, width, height);
+    METERED(cuLaunchGrid, kind_of(f, (unsigned)width, (unsigned)height, 1, 0, 0, 0, 0), (CUstream)PM_LEGACY, false, f,
+            width, height);
 }
 
 PM_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream) {
-    METERED(cuLaunchGridAsync, kind_of(f, (unsigned)width, (unsigned)height, 1, 0, 0, 0, 0), pm_stream(stream, PM_LEGACY), false, f,
-            width, height, stream);
+    METERED(cuLaunchGridAsync, kind_of(f, (unsigned)width, (unsigned)height, 1, 0, 0, 0, 0),
+            pm_stream(stream, PM_LEGACY), false, f, width, height, stream);
 }
 
 /* One launch on several devices at once: each part is counted where its stream belongs, at its estimate. */
@@ -160,11 +162,12 @@ PM_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     return PM_REAL(cuGraphExecDestroy)(exec);
 }
 
-PM_EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node, CUgraphExecUpdateResult *outcome) {
+PM_EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
+                                     CUgraphExecUpdateResult *outcome) {
     MISSING(cuGraphExecUpdate);
     graph_changed(exec);
-    return ((CUresult(*)(CUgraphExec, CUgraph, CUgraphNode *, CUgraphExecUpdateResult *))pm_real[PM_HOOK_cuGraphExecUpdate])(
-        exec, graph, node, outcome);
+    return ((CUresult (*)(CUgraphExec, CUgraph, CUgraphNode *,
+                          CUgraphExecUpdateResult *))pm_real[PM_HOOK_cuGraphExecUpdate])(exec, graph, node, outcome);
 }
 
 PM_EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
@@ -186,8 +189,8 @@ GRAPH_KERNEL_PARAMS(cuGraphExecKernelNodeSetParams_v2)
 /* ---- captures ---------------------------------------------------------------------------------------------------- */
 
 /*
- * Asking about an event invalidates a capture that any thread has under way in the global mode. So a capture is counted before it
- * begins, and every tracker's lock taken once: nobody is asking any more when the driver starts it.
+ * Asking about an event invalidates a capture that any thread has under way in the global mode. So a capture is counted
+ * before it begins, and every tracker's lock taken once: nobody is asking any more when the driver starts it.
  */
 static void capture_begins(void) {
     __atomic_fetch_add(&pm_captures, 1, __ATOMIC_SEQ_CST);
@@ -226,7 +229,8 @@ BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream stream, CUstreamCaptureMod
 BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, TO_GRAPH, stream, graph, nodes, edges, count, mode)
 BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, TO_GRAPH, stream, graph, nodes, edges, count, mode)
 
-/* A capture that has become invalid ends with an error; one that was never begun, or is ended in the wrong place, does not end. */
+/* A capture that has become invalid ends with an error; one that was never begun, or is ended in the wrong place, does
+ * not end. */
 static bool capture_ended(CUresult result) {
     return result != CUDA_ERROR_ILLEGAL_STATE && result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD &&
            result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && result != CUDA_ERROR_INVALID_VALUE;
@@ -235,7 +239,7 @@ static bool capture_ended(CUresult result) {
 #define END_CAPTURE(name)                                                                                              \
     PM_EXPORT CUresult name(CUstream stream, CUgraph *graph) {                                                         \
         MISSING(name);                                                                                                 \
-        CUresult result = ((CUresult(*)(CUstream, CUgraph *))pm_real[PM_HOOK_##name])(stream, graph);                  \
+        CUresult result = ((CUresult (*)(CUstream, CUgraph *))pm_real[PM_HOOK_##name])(stream, graph);                 \
         if (capture_ended(result))                                                                                     \
             capture_ends();                                                                                            \
         return result;                                                                                                 \

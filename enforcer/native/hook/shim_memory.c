@@ -100,7 +100,7 @@ PM_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t wid
         uint32_t device = claim.device;
         pm_process_give_back(self, device, claim.kind, claim.bytes);
         if (!claim_begin(&claim, device, PM_MEMORY_DEVICE, (uint64_t)*pitch * height)) {
-            ((CUresult(*)(CUdeviceptr))pm_real[PM_HOOK_cuMemFree_v2])(*at);
+            ((CUresult (*)(CUdeviceptr))pm_real[PM_HOOK_cuMemFree_v2])(*at);
             *at = 0;
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -160,7 +160,8 @@ static bool captured(CUstream stream) {
 ALLOC_ASYNC(cuMemAllocAsync, PM_LEGACY)
 ALLOC_ASYNC(cuMemAllocAsync_ptsz, PM_PER_THREAD)
 
-/* The device a pool lives on: of its making, or the current one for a pool made unseen. A host or imported pool is not charged. */
+/* The device a pool lives on: of its making, or the current one for a pool made unseen. A host or imported pool is not
+ * charged. */
 static uint32_t pool_device(CUmemoryPool pool) {
     struct pm_process *self = pm_self();
     struct pm_holding known;

@@ -88,12 +88,17 @@ PM_EXPORT CUresult cuStreamDestroy(CUstream stream) {
     TAINT(name##_ptsz, PM_PER_THREAD, params, __VA_ARGS__)
 
 TAINT_BOTH(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), stream, event, flags)
-TAINT_BOTH(cuStreamWaitValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags), stream, at, value, flags)
-TAINT_BOTH(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags), stream, at, value, flags)
-TAINT_BOTH(cuStreamWaitValue64, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), stream, at, value, flags)
-TAINT_BOTH(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), stream, at, value, flags)
+TAINT_BOTH(cuStreamWaitValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags), stream, at, value,
+           flags)
+TAINT_BOTH(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags), stream, at,
+           value, flags)
+TAINT_BOTH(cuStreamWaitValue64, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), stream, at, value,
+           flags)
+TAINT_BOTH(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), stream, at,
+           value, flags)
 TAINT_BOTH(cuLaunchHostFunc, (CUstream stream, CUhostFn f, void *data), stream, f, data)
-TAINT_BOTH(cuStreamAddCallback, (CUstream stream, CUstreamCallback f, void *data, unsigned flags), stream, f, data, flags)
+TAINT_BOTH(cuStreamAddCallback, (CUstream stream, CUstreamCallback f, void *data, unsigned flags), stream, f, data,
+           flags)
 TAINT_BOTH(cuMemsetD8Async, (CUdeviceptr at, unsigned char value, size_t n, CUstream stream), at, value, n, stream)
 TAINT_BOTH(cuMemsetD16Async, (CUdeviceptr at, unsigned short value, size_t n, CUstream stream), at, value, n, stream)
 TAINT_BOTH(cuMemsetD32Async, (CUdeviceptr at, unsigned value, size_t n, CUstream stream), at, value, n, stream)
@@ -110,18 +115,21 @@ static enum direction direction_of(CUdeviceptr to, CUdeviceptr from) {
     /* an error means plain host memory */
     bool device_to = PM_NEED(cuPointerGetAttribute)(&to_type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, to) == CUDA_SUCCESS &&
                      to_type == CU_MEMORYTYPE_DEVICE;
-    bool device_from = PM_NEED(cuPointerGetAttribute)(&from_type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, from) == CUDA_SUCCESS &&
-                       from_type == CU_MEMORYTYPE_DEVICE;
+    bool device_from =
+        PM_NEED(cuPointerGetAttribute)(&from_type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, from) == CUDA_SUCCESS &&
+        from_type == CU_MEMORYTYPE_DEVICE;
     if (!device_to || !device_from)
         return device_to ? TO_DEVICE : TO_HOST;
-    bool known = PM_NEED(cuPointerGetAttribute)(&to_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, to) == CUDA_SUCCESS &&
-                 PM_NEED(cuPointerGetAttribute)(&from_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, from) == CUDA_SUCCESS;
+    bool known =
+        PM_NEED(cuPointerGetAttribute)(&to_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, to) == CUDA_SUCCESS &&
+        PM_NEED(cuPointerGetAttribute)(&from_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, from) == CUDA_SUCCESS;
     return known && to_device != from_device ? BETWEEN_DEVICES : ON_DEVICE;
 }
 
 static void count_copy(struct pm_context *context, enum direction direction, size_t bytes) {
     struct pm_counters *counters = context->tracker.counters;
-    uint64_t *by[] = {&counters->copy_h2d_bytes, &counters->copy_d2h_bytes, &counters->copy_d2d_bytes, &counters->copy_p2p_bytes};
+    uint64_t *by[] = {&counters->copy_h2d_bytes, &counters->copy_d2h_bytes, &counters->copy_d2d_bytes,
+                      &counters->copy_p2p_bytes};
     pm_add(by[direction], bytes);
     pm_add(&counters->copies, 1);
 }
@@ -135,21 +143,21 @@ static struct pm_context *copy_context(CUstream stream) {
 }
 
 /* `direction` is worked out before the call: afterwards another thread may have freed the memory. */
-#define COPY_ASYNC(name, null_is, toward, params, ...)                                                              \
+#define COPY_ASYNC(name, null_is, toward, params, ...)                                                                 \
     PM_EXPORT CUresult name params {                                                                                   \
         MISSING(name);                                                                                                 \
         struct pm_context *context = pm_peek(&pm_captures) ? NULL : copy_context(pm_stream(stream, null_is));          \
-        enum direction way = context ? (toward) : ON_DEVICE;                                                        \
+        enum direction way = context ? (toward) : ON_DEVICE;                                                           \
         CUresult result = ((CUresult(*) params)pm_real[PM_HOOK_##name])(__VA_ARGS__);                                  \
         if (context && result == CUDA_SUCCESS)                                                                         \
             count_copy(context, way, bytes);                                                                           \
         return result;                                                                                                 \
     }
-#define COPY_SYNC(name, null_is, toward, params, ...)                                                               \
+#define COPY_SYNC(name, null_is, toward, params, ...)                                                                  \
     PM_EXPORT CUresult name params {                                                                                   \
         MISSING(name);                                                                                                 \
         struct pm_context *context = pm_peek(&pm_captures) ? NULL : copy_context((CUstream)null_is);                   \
-        enum direction way = context ? (toward) : ON_DEVICE;                                                        \
+        enum direction way = context ? (toward) : ON_DEVICE;                                                           \
         CUresult result = ((CUresult(*) params)pm_real[PM_HOOK_##name])(__VA_ARGS__);                                  \
         if (context && result == CUDA_SUCCESS)                                                                         \
             count_copy(context, way, bytes);                                                                           \
@@ -159,25 +167,28 @@ static struct pm_context *copy_context(CUstream stream) {
     }
 #define ANY_TO_ANY direction_of(to, from)
 
-#define COPY_SYNC_BOTH(name, toward, params, ...)                                                                   \
-    COPY_SYNC(name, PM_LEGACY, toward, params, __VA_ARGS__)                                                         \
+#define COPY_SYNC_BOTH(name, toward, params, ...)                                                                      \
+    COPY_SYNC(name, PM_LEGACY, toward, params, __VA_ARGS__)                                                            \
     COPY_SYNC(name##_ptds, PM_PER_THREAD, toward, params, __VA_ARGS__)
-#define COPY_ASYNC_BOTH(name, toward, params, ...)                                                                  \
-    COPY_ASYNC(name, PM_LEGACY, toward, params, __VA_ARGS__)                                                        \
+#define COPY_ASYNC_BOTH(name, toward, params, ...)                                                                     \
+    COPY_ASYNC(name, PM_LEGACY, toward, params, __VA_ARGS__)                                                           \
     COPY_ASYNC(name##_ptsz, PM_PER_THREAD, toward, params, __VA_ARGS__)
 
 COPY_SYNC_BOTH(cuMemcpy, ANY_TO_ANY, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, from, bytes)
-COPY_ASYNC_BOTH(cuMemcpyAsync, ANY_TO_ANY, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
+COPY_ASYNC_BOTH(cuMemcpyAsync, ANY_TO_ANY, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from,
+                bytes, stream)
 COPY_SYNC_BOTH(cuMemcpyHtoD_v2, TO_DEVICE, (CUdeviceptr to, const void *from, size_t bytes), to, from, bytes)
-COPY_ASYNC_BOTH(cuMemcpyHtoDAsync_v2, TO_DEVICE, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from, bytes,
-                stream)
+COPY_ASYNC_BOTH(cuMemcpyHtoDAsync_v2, TO_DEVICE, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to,
+                from, bytes, stream)
 COPY_SYNC_BOTH(cuMemcpyDtoH_v2, TO_HOST, (void *to, CUdeviceptr from, size_t bytes), to, from, bytes)
-COPY_ASYNC_BOTH(cuMemcpyDtoHAsync_v2, TO_HOST, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
+COPY_ASYNC_BOTH(cuMemcpyDtoHAsync_v2, TO_HOST, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), to, from,
+                bytes, stream)
 COPY_SYNC_BOTH(cuMemcpyDtoD_v2, ON_DEVICE, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, from, bytes)
-COPY_ASYNC_BOTH(cuMemcpyDtoDAsync_v2, ON_DEVICE, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes,
-                stream)
-COPY_SYNC_BOTH(cuMemcpyPeer, BETWEEN_DEVICES, (CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes), to,
-               there, from, here, bytes)
+COPY_ASYNC_BOTH(cuMemcpyDtoDAsync_v2, ON_DEVICE, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to,
+                from, bytes, stream)
+COPY_SYNC_BOTH(cuMemcpyPeer, BETWEEN_DEVICES,
+               (CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes), to, there, from, here,
+               bytes)
 COPY_ASYNC_BOTH(cuMemcpyPeerAsync, BETWEEN_DEVICES,
-                (CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes, CUstream stream), to, there, from,
-                here, bytes, stream)
+                (CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes, CUstream stream), to,
+                there, from, here, bytes, stream)

@@ -3,7 +3,8 @@
  *
  *   owner     byte lock of the slot, then FREE -> CLAIMED -> LIVE
  *   folder    fold lock; state DEAD; memory given back; the idle copy of `retired` := the counting copy + the slot;
- *             one store to `fold` makes that copy count and names the slot; the slot is cleared; `fold` names nobody; FREE
+ *             one store to `fold` makes that copy count and names the slot; the slot is cleared; `fold` names nobody;
+ * FREE
  *
  * Whoever takes the fold lock next first finishes what `fold` names. Readers skip the slot that `fold` names.
  */
@@ -22,7 +23,7 @@
 
 #include "memory.h"
 
-#define FOLD_COPY(fold) ((uint32_t)((fold)&1))
+#define FOLD_COPY(fold) ((uint32_t)((fold) & 1))
 #define FOLD_SLOT(fold) ((uint32_t)((fold) >> 1 & 0xffff)) /* slot + 1 */
 #define FOLD_NEXT(fold, copy, slot_plus_one) ((((fold) >> 17) + 1) << 17 | (uint64_t)(slot_plus_one) << 1 | (copy))
 

@@ -9,20 +9,20 @@
 #define SEGMENT_LAUNCHES 256u
 #define SEGMENT_NS 10000000u
 #define SEGMENT_WALL_NS 5000000u
-#define SLICE_NS 2000000.0     /* a turn of the device, until it is learned */
-#define TURN_NS 2270000.0      /* the same with the switching to and from it, until it is learned */
+#define SLICE_NS 2000000.0 /* a turn of the device, until it is learned */
+#define TURN_NS 2270000.0  /* the same with the switching to and from it, until it is learned */
 #define PRESENCE_NS 50000000u
 #define BIN_NS 250000
-#define GAP_NS 2000u           /* between two launches of a full queue, at most */
+#define GAP_NS 2000u /* between two launches of a full queue, at most */
 #define TAIL_LAUNCHES 8u
 #define TAIL_NS 200000u
 #define REFERENCE_NS 1000000000
 #define FAULT_LIMIT 16u
-#define ROUND_NS 5000000u      /* between two rounds of timing everything anew, at first and at most */
+#define ROUND_NS 5000000u /* between two rounds of timing everything anew, at first and at most */
 #define ROUND_MOST_NS 300000000u
-#define WAIT_NS 100000u        /* a wait from here on says how long the work was */
+#define WAIT_NS 100000u /* a wait from here on says how long the work was */
 #define WAKE_NS 10000u
-#define OVERDUE_NS 100000000u  /* beyond its estimate a running launch is charged as it goes */
+#define OVERDUE_NS 100000000u /* beyond its estimate a running launch is charged as it goes */
 
 void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver, struct pm_counters *counters) {
     memset(tracker, 0, sizeof *tracker);
@@ -35,7 +35,8 @@ void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver,
     tracker->turn_ns = TURN_NS;
 }
 
-/* Events can be used now. Asked again under the lock: whoever begins a capture counts it first, then waits for each lock once. */
+/* Events can be used now. Asked again under the lock: whoever begins a capture counts it first, then waits for each
+ * lock once. */
 static bool usable(const struct pm_tracker *tracker) {
     return !tracker->broken && pm_load(tracker->driver->captures) == 0;
 }
@@ -186,7 +187,8 @@ static double presence(const struct pm_tracker *tracker, uint32_t neighbours) {
 /* A launch with a known length whose span holds `turns` turns of one neighbour tells how long such a turn is. */
 static void learn_turn(struct pm_tracker *tracker, double beyond, double turns) {
     double turn = beyond / turns;
-    if (turn < 100000 || turn > 100000000 || (tracker->turn_learned && (turn < tracker->turn_ns / 2 || turn > tracker->turn_ns * 2)))
+    if (turn < 100000 || turn > 100000000 ||
+        (tracker->turn_learned && (turn < tracker->turn_ns / 2 || turn > tracker->turn_ns * 2)))
         return;
     tracker->turn_ns = tracker->turn_learned ? tracker->turn_ns + (turn - tracker->turn_ns) / 16 : turn;
     tracker->turn_learned = true;
@@ -207,8 +209,8 @@ static void learn_slice(struct pm_tracker *tracker, double part) {
 }
 
 /*
- * An idle queue runs the start mark at once and the launch when it comes, so the time between handing over the two is taken off. That
- * fails when the thread was interrupted there, or when the launch had ended before the end mark came.
+ * An idle queue runs the start mark at once and the launch when it comes, so the time between handing over the two is
+ * taken off. That fails when the thread was interrupted there, or when the launch had ended before the end mark came.
  */
 static bool blurred(const struct pm_segment *segment, uint64_t span, uint64_t took) {
     if (segment->full)
@@ -225,7 +227,8 @@ static uint64_t blurred_sample(struct pm_tracker *tracker, struct pm_estimate *e
     if (entry->ns > took)
         set_estimate(entry, (double)took);
     if (entry->lone == 0) {
-        if (entry->ns == 0 && (entry->samples > 8 || took < PM_UNKNOWN_NS)) /* launches this short are never measured better */
+        if (entry->ns == 0 &&
+            (entry->samples > 8 || took < PM_UNKNOWN_NS)) /* launches this short are never measured better */
             set_estimate(entry, (double)took);
         entry->shared++;
         entry->shared_ns += cost;
@@ -250,7 +253,9 @@ static uint64_t lone_sample(struct pm_tracker *tracker, struct pm_estimate *entr
         }
     } else {
         bool agrees = took > entry->ns - entry->ns / 4 && took < entry->ns + entry->ns / 4 + 2000;
-        entry->unsteady = agrees ? (entry->unsteady ? entry->unsteady - 1 : 0) : entry->unsteady < 18 ? entry->unsteady + 2 : 20;
+        entry->unsteady = agrees                 ? (entry->unsteady ? entry->unsteady - 1 : 0)
+                          : entry->unsteady < 18 ? entry->unsteady + 2
+                                                 : 20;
         double weight = entry->lone < 16 ? entry->lone + 1 : 16;
         uint32_t suspects = __atomic_exchange_n(&entry->suspects, 0, __ATOMIC_RELAXED);
         uint64_t more = took > 2 * entry->ns ? suspects * (took - entry->ns) : 0;
@@ -268,15 +273,18 @@ static uint64_t lone_sample(struct pm_tracker *tracker, struct pm_estimate *entr
 }
 
 /*
- * Charge of a launch measured while neighbours were busy: its span holds a whole number of their turns. With turns of one length on
- * both sides a span of s holds the nearest whole number to s / (own turn + their turns) of them, whatever the launch's length.
+ * Charge of a launch measured while neighbours were busy: its span holds a whole number of their turns. With turns of
+ * one length on both sides a span of s holds the nearest whole number to s / (own turn + their turns) of them, whatever
+ * the launch's length.
  */
-static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took, const struct pm_segment *segment) {
+static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took,
+                              const struct pm_segment *segment) {
     double span = (double)took, known = (double)entry->ns, near = presence(tracker, segment->neighbours);
     double turn = tracker->turn_ns * segment->neighbours, mine;
     double turns = (double)(uint64_t)(span / (tracker->slice_ns + turn) + 0.5);
     if (span < 0.8 * tracker->turn_ns) {
-        /* No room for a whole turn of anybody's, so as good as alone; but a neighbour with little to do ends its turn early. */
+        /* No room for a whole turn of anybody's, so as good as alone; but a neighbour with little to do ends its turn
+         * early. */
         double likely = (entry->unsteady > 10 ? 3 : 1.3) * known;
         pm_poke(&entry->suspects, 0); /* the neighbours' turns explain long waits */
         if (entry->lone && span >= likely && ++entry->strikes > 3)
@@ -293,7 +301,8 @@ static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *en
     entry->samples++;
     pm_add(turns > 0 ? &tracker->counters->dropped_samples : &tracker->counters->timed_samples, 1);
     if (entry->lone || (known > 0 && known < tracker->slice_ns)) {
-        /* The number of single turns that leaves what is closest to the known length: not every neighbour takes all of its turns. */
+        /* The number of single turns that leaves what is closest to the known length: not every neighbour takes all of
+         * its turns. */
         double most = (turns + 1) * segment->neighbours, best = span;
         turns = 0;
         for (double n = 1; n <= most; n++) {
@@ -311,7 +320,8 @@ static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *en
             bool likely = mine > known / 3 && mine < 3 * known, close = mine > 0.8 * known && mine < 1.25 * known;
             if (!likely && turns > 0)
                 return entry->ns; /* met turns that ended early: says nothing */
-            /* launches of one kind can differ in length; leaving out those that met a neighbour would leave out the long ones */
+            /* launches of one kind can differ in length; leaving out those that met a neighbour would leave out the
+             * long ones */
             if (likely && (turns == 0 || tracker->turn_learned))
                 set_estimate(entry, known + (mine - known) / 16);
             if (close)
@@ -338,7 +348,8 @@ static uint64_t shared_sample(struct pm_tracker *tracker, struct pm_estimate *en
 /* Several streams at once: no stretch of device time is charged twice. */
 static uint64_t within_union(struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t cost) {
     int64_t start, end;
-    if (tracker->lane_count < 2 || !position(tracker, segment->start, &start) || !position(tracker, segment->end, &end) || end <= start)
+    if (tracker->lane_count < 2 || !position(tracker, segment->start, &start) ||
+        !position(tracker, segment->end, &end) || end <= start)
         return cost;
     start += INT64_MAX / 4; /* marks may lie before the reference */
     end += INT64_MAX / 4;
@@ -356,7 +367,8 @@ static uint64_t within_union(struct pm_tracker *tracker, const struct pm_segment
                 continue;
             if (bin->number < n)
                 *bin = (struct pm_bin){n, 0};
-            int64_t from = n * BIN_NS > start ? n * BIN_NS : start, to = (n + 1) * BIN_NS < end ? (n + 1) * BIN_NS : end;
+            int64_t from = n * BIN_NS > start ? n * BIN_NS : start,
+                    to = (n + 1) * BIN_NS < end ? (n + 1) * BIN_NS : end;
             int64_t left = BIN_NS - bin->charged_ns, here = to - from < left ? to - from : left;
             if (here <= 0)
                 continue;
@@ -409,8 +421,8 @@ static void charge_progress(struct pm_tracker *tracker, struct pm_segment *segme
 }
 
 /*
- * Charge of a segment of several launches, or of one that was not timed. The device can have been idle inside only while the host was
- * still handing work over.
+ * Charge of a segment of several launches, or of one that was not timed. The device can have been idle inside only
+ * while the host was still handing work over.
  */
 static uint64_t many_launches(struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t span) {
     uint64_t cost = segment->estimate_ns, gaps = (uint64_t)segment->launches * GAP_NS;
@@ -419,9 +431,10 @@ static uint64_t many_launches(struct pm_tracker *tracker, const struct pm_segmen
         lower = 0;
     if (segment->neighbours) {
         double cycle = tracker->slice_ns + tracker->turn_ns * segment->neighbours;
-        double part = tracker->slice_ns / (tracker->slice_ns + tracker->turn_ns * presence(tracker, segment->neighbours));
-        if (segment->full && !segment->tainted && segment->neighbours == 1 && presence(tracker, 1) > 0.9 && (double)span > 2 * cycle &&
-            (double)cost > 0.7 * part * (double)span)
+        double part =
+            tracker->slice_ns / (tracker->slice_ns + tracker->turn_ns * presence(tracker, segment->neighbours));
+        if (segment->full && !segment->tainted && segment->neighbours == 1 && presence(tracker, 1) > 0.9 &&
+            (double)span > 2 * cycle && (double)cost > 0.7 * part * (double)span)
             learn_slice(tracker, (double)cost / (double)span);
         /* the part is known within the turns at both ends */
         lower = (double)lower > 4 * cycle ? (uint64_t)((double)lower * part * 0.85) : 0;
@@ -440,9 +453,13 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
     int64_t span;
     settle_pending(tracker, segment->estimate_ns);
     if (segment->launches == 0) {
-        if (segment->full && !segment->tainted && elapsed(tracker, segment->start, segment->end, &span) && span >= 0 && span < 10000) {
+        if (segment->full && !segment->tainted && elapsed(tracker, segment->start, segment->end, &span) && span >= 0 &&
+            span < 10000) {
+            /* more than the gap between two launches is not the mark's doing */
+            double seen = span < GAP_NS ? (double)span : GAP_NS;
             tracker->mark_costs++;
-            tracker->mark_cost_ns += ((double)span - tracker->mark_cost_ns) / (tracker->mark_costs < 8 ? tracker->mark_costs : 8);
+            tracker->mark_cost_ns +=
+                (seen - tracker->mark_cost_ns) / (tracker->mark_costs < 8 ? tracker->mark_costs : 8);
         }
         return;
     }
@@ -456,7 +473,8 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
     if (now_busy > segment->neighbours)
         segment->neighbours = now_busy;
     if (segment->launches == 1 && segment->entry && !segment->tainted) {
-        int64_t took = span - (segment->full ? (int64_t)tracker->mark_cost_ns : (int64_t)(segment->host_gap_ns + tracker->mark_cost_ns / 2));
+        int64_t took = span - (segment->full ? (int64_t)tracker->mark_cost_ns
+                                             : (int64_t)(segment->host_gap_ns + tracker->mark_cost_ns / 2));
         took = took < 500 ? 500 : took;
         if (blurred(segment, (uint64_t)span, (uint64_t)took))
             cost = blurred_sample(tracker, segment->entry, (uint64_t)span);
@@ -540,7 +558,8 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
         uint64_t estimate = pm_peek(&lane->estimate_ns);
         struct pm_estimate *entry = pm_peek(&lane->last);
         if (launches > lane->waited_launches && waited > 2 * (estimate - lane->waited_estimate_ns) + WAIT_NS) {
-            /* They took longer than thought, or the waiter was woken late: the next sample tells, and sets the charge right. */
+            /* They took longer than thought, or the waiter was woken late: the next sample tells, and sets the charge
+             * right. */
             if (entry)
                 pm_add(&entry->suspects, launches - lane->waited_launches);
             time_anew(tracker);
@@ -582,7 +601,8 @@ static struct pm_lane *make_lane(struct pm_tracker *tracker, uint64_t key) {
     return NULL;
 }
 
-static void open_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16_t mark, uint64_t before, uint64_t now) {
+static void open_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16_t mark, uint64_t before,
+                         uint64_t now) {
     lane->open = mark;
     lane->begun_ns = now;
     lane->marking_ns = before;
@@ -596,7 +616,8 @@ static void open_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint1
 }
 
 /* Ends the open segment with `mark`, which begins the next one. */
-static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16_t mark, bool full, uint64_t before, uint64_t now) {
+static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16_t mark, bool full, uint64_t before,
+                        uint64_t now) {
     uint32_t launches = __atomic_exchange_n(&lane->launches, 0, __ATOMIC_RELAXED);
     uint64_t estimate = __atomic_exchange_n(&lane->estimate_ns, 0, __ATOMIC_RELAXED);
     struct pm_segment *segment = &tracker->segments[tracker->segment_count++];
@@ -687,7 +708,8 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
         poll_locked(tracker);
         bool ready = lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0 && !lane->tainted &&
                      mark_passed(tracker, lane->open) == 0;
-        if (ready && launch->timed && tracker->mark_costs < 64 && tracker->segment_count < PM_SEGMENTS / 2 && lane->full_marks++ % 8 == 0)
+        if (ready && launch->timed && tracker->mark_costs < 64 && tracker->segment_count < PM_SEGMENTS / 2 &&
+            lane->full_marks++ % 8 == 0)
             ready = measure_mark(tracker, lane, launch->stream);
         else if (ready)
             lane->marking_ns = lane->marked_ns = pm_now_ns();
@@ -752,7 +774,8 @@ void pm_launch_end(struct pm_launch *launch, bool launched) {
     pm_poke(&lane->last, launch->entry);
     uint64_t estimate = pm_add(&lane->estimate_ns, launch->estimate_ns) + launch->estimate_ns;
     uint32_t launches = pm_add(&lane->launches, 1) + 1;
-    bool due = launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS || estimate >= pm_limiter_stretch(tracker->limiter) ||
+    bool due = launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS ||
+               estimate >= pm_limiter_stretch(tracker->limiter) ||
                pm_now_coarse_ns() > pm_peek(&lane->begun_ns) + SEGMENT_WALL_NS;
     if (due && pm_peek(tracker->driver->captures) == 0)
         slow_end(launch);
@@ -775,7 +798,9 @@ bool pm_tracker_look_in(struct pm_tracker *tracker, void *context) {
     for (uint32_t i = 0; i < PM_LANES; i++) {
         struct pm_lane *lane = &tracker->lanes[i];
         uint32_t launches = lane->key && lane->open != PM_NO_MARK ? pm_peek(&lane->launches) : 0;
-        if (launches && launches == lane->seen_launches) { /* nobody came to end the segment, and no stream may be touched from here */
+        if (launches &&
+            launches ==
+                lane->seen_launches) { /* nobody came to end the segment, and no stream may be touched from here */
             abandon_segment(tracker, lane);
             launches = 0;
         }

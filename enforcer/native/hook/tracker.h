@@ -1,9 +1,10 @@
 /*
  * Device time of one context, from marks (timing events) in its streams.
  *
- * A segment is what a stream did between two marks. A timed launch is a segment of one launch; otherwise a segment ends after 256
- * launches or 10 ms of estimates. Launches are pending at their estimate until the segment's end mark has passed; then the segment is
- * charged: one launch by its span, many by the sum of estimates, kept within what the span allows.
+ * A segment is what a stream did between two marks. A timed launch is a segment of one launch; otherwise a segment ends
+ * after 256 launches or 10 ms of estimates. Launches are pending at their estimate until the segment's end mark has
+ * passed; then the segment is charged: one launch by its span, many by the sum of estimates, kept within what the span
+ * allows.
  */
 #ifndef PM_TRACKER_H
 #define PM_TRACKER_H
@@ -44,17 +45,17 @@ struct pm_mark {
 struct pm_segment {
     uint16_t start, end;
     uint16_t lane;
-    bool full;     /* the start mark had not passed when the end mark was recorded: no idle gap inside */
-    bool tainted;  /* holds other work than launches, or may have waited for other streams */
+    bool full;    /* the start mark had not passed when the end mark was recorded: no idle gap inside */
+    bool tainted; /* holds other work than launches, or may have waited for other streams */
     uint32_t launches;
     uint32_t neighbours;
     uint64_t estimate_ns;
-    uint64_t host_gap_ns; /* between recording the start mark and handing over the launch */
+    uint64_t host_gap_ns;  /* between recording the start mark and handing over the launch */
     uint64_t host_blur_ns; /* how far off that can be, if the thread was interrupted */
-    uint64_t host_ns;     /* between recording the two marks */
+    uint64_t host_ns;      /* between recording the two marks */
     uint64_t begun_ns;
-    uint64_t running_ns;  /* when its start mark was first seen passed */
-    uint64_t progress_ns; /* charged while it was still running */
+    uint64_t running_ns;       /* when its start mark was first seen passed */
+    uint64_t progress_ns;      /* charged while it was still running */
     struct pm_estimate *entry; /* of the only launch */
 };
 
@@ -87,25 +88,25 @@ struct pm_tracker {
     pthread_mutex_t lock;
     const struct pm_driver *driver;
     struct pm_counters *counters; /* of the own slot and this device */
-    struct pm_limiter *limiter; /* NULL: no account is kept */
-    int64_t owed_ns;            /* to the limiter's account: charged beyond the estimates that were settled */
+    struct pm_limiter *limiter;   /* NULL: no account is kept */
+    int64_t owed_ns;              /* to the limiter's account: charged beyond the estimates that were settled */
     struct pm_board *board;
     uint32_t seat;
-    bool broken; /* events do not work here: estimates only */
-    bool closed; /* the context is about to go, or has gone */
+    bool broken;       /* events do not work here: estimates only */
+    bool closed;       /* the context is about to go, or has gone */
     uint32_t *settler; /* futex word: 1 while the settling thread sleeps because nothing is pending */
     uint32_t faults;
-    uint64_t credit_ns; /* charged too much earlier; taken from the next charges */
-    uint32_t quiet; /* the program has waited for its work, and nothing was launched since */
-    uint32_t round;         /* of timing everything anew */
-    uint64_t round_at_ns;   /* when it began */
+    uint64_t credit_ns;      /* charged too much earlier; taken from the next charges */
+    uint32_t quiet;          /* the program has waited for its work, and nothing was launched since */
+    uint32_t round;          /* of timing everything anew */
+    uint64_t round_at_ns;    /* when it began */
     uint64_t round_every_ns; /* not before so long */
-    double mark_cost_ns; /* between two marks with nothing between them, in a full queue */
-    uint32_t mark_costs; /* how often that was measured */
-    double slice_ns;       /* own turn while neighbours are busy, as learned */
-    double turn_ns;        /* what one neighbour's turn adds to a span, switching included */
+    double mark_cost_ns;     /* between two marks with nothing between them, in a full queue */
+    uint32_t mark_costs;     /* how often that was measured */
+    double slice_ns;         /* own turn while neighbours are busy, as learned */
+    double turn_ns;          /* what one neighbour's turn adds to a span, switching included */
     bool turn_learned;
-    double presence;       /* how many neighbours had work, on average of late */
+    double presence; /* how many neighbours had work, on average of late */
     uint64_t presence_at_ns;
     uint64_t presence_sum;
     struct pm_lane lanes[PM_LANES];
@@ -148,8 +149,8 @@ void pm_tracker_rested(struct pm_tracker *tracker, uint64_t lane_key);
 /* Charges what has passed. */
 void pm_tracker_poll(struct pm_tracker *tracker);
 /*
- * For a thread that looks in now and then: charges what has passed, what is still running by its progress, and what was left open for
- * long at its estimates. False: nothing is pending.
+ * For a thread that looks in now and then: charges what has passed, what is still running by its progress, and what was
+ * left open for long at its estimates. False: nothing is pending.
  */
 bool pm_tracker_look_in(struct pm_tracker *tracker, void *context);
 /* The program waits (until further notice at most a second); the time is for `waited`. */
