@@ -11,9 +11,10 @@
 
 #include "pages.h"
 
-#define PM_BURST_NS 20000000  /* what an idle allocation saves up at most */
-#define PM_QUANTUM_NS 2000000 /* what a waiter waits for: going on at the first nanosecond makes short launches drift  \
-                               */
+#define PM_BURST_NS 20000000 /* what an idle allocation saves up at most */
+#define PM_QUANTUM_NS                                                                                                  \
+    2000000 /* what a waiter waits for: going on at the first nanosecond makes short launches drift                    \
+             */
 #define PM_WHOLE_PPM 1000000u
 
 /* Whether this limit limits anything. */

@@ -141,8 +141,8 @@ static struct pause pause_of(struct pm_limiter *limiter, const struct pm_tracker
     return (struct pause){pending && wait ? least(wait, pending < LOOK_NS ? LOOK_NS : pending) : wait, true};
 }
 
-void pm_limiter_wait(struct pm_process *self, struct pm_context *context, struct pm_estimate *entry, void *stream,
-                     uint64_t lane_key) {
+void pm_limiter_wait(struct pm_process *self, struct pm_context *context, struct pm_estimate *entry,
+                     uint64_t per_thread, uint64_t lane_key) {
     struct pm_limiter *limiter = &self->limiters[context->device];
     struct pm_tracker *tracker = &context->tracker;
     uint64_t began = 0;
@@ -161,7 +161,7 @@ void pm_limiter_wait(struct pm_process *self, struct pm_context *context, struct
         if (began == 0) {
             began = now;
             pm_limiter_flush(limiter);
-            pm_tracker_mark(tracker, stream, lane_key); /* so that what has gone is measured meanwhile */
+            pm_tracker_held(tracker, lane_key, per_thread);
         }
         pm_sleep_until_ns(now + (pause.for_ns > SLICE_NS   ? SLICE_NS
                                  : pause.for_ns < LEAST_NS ? LEAST_NS
@@ -173,7 +173,7 @@ void pm_limiter_wait(struct pm_process *self, struct pm_context *context, struct
     if (throttled)
         __atomic_fetch_sub(&limiter->bucket->waiters, 1, __ATOMIC_RELAXED);
     if (began)
-        pm_tracker_rested(tracker, lane_key);
+        pm_tracker_rested(tracker);
     if (entry && pm_peek(&limiter->active) && pm_peek(&entry->ns) == 0)
         pm_add(&entry->unknown_launches, 1);
 }

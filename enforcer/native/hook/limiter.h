@@ -68,8 +68,9 @@ static inline uint64_t pm_limiter_stretch(const struct pm_limiter *limiter) {
     return limiter && pm_peek(&limiter->soft) ? 200000 : UINT64_MAX;
 }
 
-/* Waits until the launch may go. Never with a lock of ours held. `entry`: of its kind, or NULL. */
-void pm_limiter_wait(struct pm_process *self, struct pm_context *context, struct pm_estimate *entry, void *stream,
-                     uint64_t lane_key);
+/* Waits until the launch may go. Never with a lock of ours held. `entry`: of its kind, or NULL; `per_thread`: the
+ * stream handle that means another stream in each thread. */
+void pm_limiter_wait(struct pm_process *self, struct pm_context *context, struct pm_estimate *entry,
+                     uint64_t per_thread, uint64_t lane_key);
 
 #endif

@@ -40,7 +40,7 @@ static void ticket_open(struct ticket *ticket, uint64_t kind, CUstream stream) {
     struct pm_estimate *entry = pm_estimate_find(self->estimates, kind ? kind : 1);
     uint64_t lane_key = pm_lane_key(stream);
     if (must_ask(self, context, entry))
-        pm_limiter_wait(self, context, entry, stream, lane_key);
+        pm_limiter_wait(self, context, entry, PM_PER_THREAD, lane_key);
     pm_launch_begin(&ticket->launch, &context->tracker, entry, stream, lane_key);
 }
 

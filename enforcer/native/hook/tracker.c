@@ -12,7 +12,7 @@
 #define SLICE_NS 2000000.0 /* a turn of the device, until it is learned */
 #define TURN_NS 2270000.0  /* the same with the switching to and from it, until it is learned */
 #define PRESENCE_NS 50000000u
-#define BIN_NS 250000
+#define BIN_NS 20000
 #define GAP_NS 2000u /* between two launches of a full queue, at most */
 #define TAIL_LAUNCHES 8u
 #define TAIL_NS 200000u
@@ -704,6 +704,8 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
     if (!launch->lane)
         launch->lane = make_lane(tracker, lane_key);
     struct pm_lane *lane = launch->lane;
+    if (lane)
+        lane->stream = launch->stream;
     if (lane && usable(tracker)) {
         poll_locked(tracker);
         bool ready = lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0 && !lane->tainted &&
@@ -827,24 +829,26 @@ void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_ke
     pthread_mutex_unlock(&tracker->lock);
 }
 
-void pm_tracker_mark(struct pm_tracker *tracker, void *stream, uint64_t lane_key) {
-    struct pm_lane *lane = find_lane(tracker, lane_key);
-    if (!lane || pm_peek(&lane->launches) == 0)
-        return;
+void pm_tracker_held(struct pm_tracker *tracker, uint64_t lane_key, uint64_t other_threads) {
     pthread_mutex_lock(&tracker->lock);
-    if (usable(tracker) && lane->open != PM_NO_MARK && pm_peek(&lane->launches))
-        mark_now(tracker, lane, stream);
+    for (uint32_t i = 0; i < PM_LANES && usable(tracker); i++) {
+        struct pm_lane *lane = &tracker->lanes[i];
+        /* Under the lock the stream of a lane exists: who destroys it drops the lane first. */
+        if (lane->key && lane->open != PM_NO_MARK && pm_peek(&lane->launches) &&
+            (lane->key == lane_key || (uint64_t)(uintptr_t)lane->stream != other_threads))
+            mark_now(tracker, lane, lane->stream);
+    }
     pthread_mutex_unlock(&tracker->lock);
 }
 
-void pm_tracker_rested(struct pm_tracker *tracker, uint64_t lane_key) {
-    struct pm_lane *lane = find_lane(tracker, lane_key);
-    if (!lane)
-        return;
+void pm_tracker_rested(struct pm_tracker *tracker) {
     pthread_mutex_lock(&tracker->lock);
-    if (lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0) {
-        drop_mark(tracker, lane->open);
-        lane->open = PM_NO_MARK;
+    for (uint32_t i = 0; i < PM_LANES; i++) {
+        struct pm_lane *lane = &tracker->lanes[i];
+        if (lane->key && lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0) {
+            drop_mark(tracker, lane->open);
+            lane->open = PM_NO_MARK;
+        }
     }
     pthread_mutex_unlock(&tracker->lock);
 }

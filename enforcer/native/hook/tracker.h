@@ -33,7 +33,7 @@ struct pm_driver {
 #define PM_LANES 64
 #define PM_MARKS 512
 #define PM_SEGMENTS 384
-#define PM_BINS 4096
+#define PM_BINS 8192
 #define PM_NO_MARK 0xffffu
 
 struct pm_mark {
@@ -60,6 +60,7 @@ struct pm_segment {
 };
 
 struct pm_lane {
+    void *stream;
     uint64_t key; /* 0: free */
     uint16_t open;
     uint16_t tainted;
@@ -142,10 +143,14 @@ void pm_launch_end(struct pm_launch *launch, bool launched);
 void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key);
 /* Before the program waits for the stream (NULL tail: for everything); ends an open segment worth measuring. */
 void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_key);
-/* Ends an open segment, however short. */
-void pm_tracker_mark(struct pm_tracker *tracker, void *stream, uint64_t lane_key);
-/* The program was held from launching: what comes next begins with a mark of its own. */
-void pm_tracker_rested(struct pm_tracker *tracker, uint64_t lane_key);
+/*
+ * The program is held from launching: ends what is open in all streams, however short, so that it is measured
+ * meanwhile. A stream handle that means another stream in each thread is `other_threads`; of these only the one with
+ * this key is the caller's.
+ */
+void pm_tracker_held(struct pm_tracker *tracker, uint64_t lane_key, uint64_t other_threads);
+/* It goes on: what comes next begins with a mark of its own. */
+void pm_tracker_rested(struct pm_tracker *tracker);
 /* Charges what has passed. */
 void pm_tracker_poll(struct pm_tracker *tracker);
 /*
