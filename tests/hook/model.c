@@ -3,6 +3,8 @@
  *
  *   model SLICE_US SWITCH_US SECONDS BOARD TENANT...     TENANT: PATTERN:US[:US2[:BEGIN_MS]]
  *
+ * BOARD 0: none; 1: one; 2: one, and each event takes the device 1.1 us, each launch 0.6 us before it begins.
+ *
  * PATTERN: queue, sync, gaps (host pause of twice the length), mixed (one kind, lengths 1x to 8x), change (US, then US2
  * from half time on, one kind), two (kinds of US and US2 in turn), copies (a copy as long as the kernel after each),
  * streams (two streams that overlap fully), untimed (events fail). Prints a JSON line per tenant: truth and charge.
@@ -57,6 +59,7 @@ struct tenant {
 
 static struct tenant tenants[TENANTS];
 static int tenant_count, current = -1, on_device = -1;
+static uint64_t event_ns, gap_ns;
 static uint64_t slice_ns, switch_ns, device_time, slice_end;
 
 static uint64_t now(void) {
@@ -168,6 +171,8 @@ static int event_record(void *event, void *stream) {
     struct event *e = event;
     e->recorded = true;
     e->reached = false;
+    if (event_ns)
+        push(t, (int)(uintptr_t)stream - 1, (struct op){COPY, event_ns, NULL});
     push(t, (int)(uintptr_t)stream - 1, (struct op){EVENT, 0, e});
     return 0;
 }
@@ -193,6 +198,8 @@ static void launch(struct tenant *t, int stream, uint64_t kind, double us) {
     struct pm_estimate *entry = pm_estimate_find(t->estimates, pm_mix(1, kind) | 1);
     pm_launch_begin(&launch, &t->tracker, entry, (void *)(uintptr_t)(stream + 1), (uint64_t)(stream + 1));
     t->host += 3000;
+    if (gap_ns)
+        push(t, stream, (struct op){COPY, gap_ns, NULL});
     push(t, stream, (struct op){KERNEL, (uint64_t)(us * 1000), NULL});
     pm_launch_end(&launch, true);
     t->issued++;
@@ -248,6 +255,10 @@ int main(int argc, char **argv) {
     switch_ns = (uint64_t)(atof(argv[2]) * 1000);
     uint64_t begin = 1000000000, end = begin + (uint64_t)(atof(argv[3]) * 1e9);
     struct pm_board *board = atoi(argv[4]) ? calloc(1, sizeof *board) : NULL;
+    if (atoi(argv[4]) == 2) {
+        event_ns = 1100;
+        gap_ns = 600;
+    }
     pm_clock_use(now, sleep_until);
     device_time = begin;
     for (int i = 5; i < argc && tenant_count < TENANTS; i++) {

@@ -171,6 +171,15 @@ def test_captures_are_left_alone_and_graphs_counted(node: Callable[..., Node]) -
     assert (counters.graph_launches, counters.launches, counters.internal_faults) == (100, answer["other_launches"], 0)
 
 
+def test_work_beside_a_capture_that_is_left_behind_is_charged_as_known(node: Callable[..., Node]) -> None:
+    here = node()
+    folder = here.allocation("a")
+    assert here.run(folder, "left-behind")["ended"] != 0
+    counters = here.counters(folder)
+    assert (counters.launches, counters.pending_ns) == (10_200, 0)
+    assert counters.busy_ns == pytest.approx(10_200 * 50_000, rel=0.02)
+
+
 def test_launches_of_many_threads_are_all_counted(node: Callable[..., Node]) -> None:
     here = node("real")
     folder = here.allocation("a")

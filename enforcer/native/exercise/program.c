@@ -306,6 +306,22 @@ static void launches(int count) {
     CHECK(F(cuCtxSynchronize)());
 }
 
+static void left_behind(void) {
+    CUstream stream, other;
+    CUgraph graph;
+    start();
+    CHECK(F(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(F(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < 200; i++)
+        CHECK(launch(other, 50000));
+    CHECK(F(cuStreamSynchronize)(other));
+    CHECK(F(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    for (int i = 0; i < 10000; i++)
+        CHECK(launch(other, 50000));
+    say("ended", F(cuStreamEndCapture)(other, &graph)); /* the wrong stream: the capture goes on */
+    CHECK(F(cuStreamDestroy_v2)(stream));
+}
+
 static void children(void) {
     fflush(stdout);
     pid_t child = fork(); /* before the driver starts: each is a process of its own */
@@ -373,6 +389,8 @@ int main(int argc, char **argv) {
         streams();
     else if (!strcmp(mode, "launches"))
         launches(atoi(argv[2]));
+    else if (!strcmp(mode, "left-behind"))
+        left_behind();
     else if (!strcmp(mode, "children"))
         children();
     else if (!strcmp(mode, "copies"))

@@ -185,8 +185,8 @@ PM_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 /* Before the context goes: afterwards its events are gone as well, and asking about them is undefined. */
 static void context_goes(CUcontext handle, bool destroy_events, bool memory) {
     struct pm_process *self = pm_self();
-    if (self && handle && pm_peek(&pm_captures) == 0)
-        pm_process_forget_context(self, handle, destroy_events, memory);
+    if (self && handle)
+        pm_process_forget_context(self, handle, destroy_events && pm_peek(&pm_captures) == 0, memory);
 }
 
 PM_EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {

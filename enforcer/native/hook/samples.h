@@ -1,0 +1,26 @@
+/* What samples teach: how long launches of a kind take, and how neighbours' turns lengthen their spans. Under the
+ * tracker's lock. */
+#ifndef PM_SAMPLES_H
+#define PM_SAMPLES_H
+
+#include "tracker.h"
+
+/* Something took longer than was known: has every kind timed anew, unless that was done just now. */
+void pm_samples_time_anew(struct pm_tracker *tracker);
+/* Sees how many neighbours had work of late. */
+void pm_samples_watch(struct pm_tracker *tracker);
+/* Of so many neighbours seen busy, how many had work on average. */
+double pm_samples_presence(const struct pm_tracker *tracker, uint32_t neighbours);
+/* A full queue of known length, of which this part of the span was its own. */
+void pm_samples_slice(struct pm_tracker *tracker, double part);
+/* Whether the host was too slow around the launch for its span to tell its length. */
+bool pm_samples_blurred(const struct pm_segment *segment, uint64_t span, uint64_t took);
+/* Charge of such a launch. */
+uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took);
+/* Charge of a launch measured while it had the device to itself. */
+uint64_t pm_samples_take_lone(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took);
+/* Charge of a launch measured while neighbours were busy. */
+uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took,
+                                const struct pm_segment *segment);
+
+#endif
