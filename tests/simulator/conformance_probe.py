@@ -319,6 +319,52 @@ def group_capture(cu: Cuda) -> None:
     cu.keep.append(context)
 
 
+def group_capture_beside(cu: Cuda) -> None:
+    """What another thread may do while this one captures."""
+    import threading
+
+    context = cu.context()
+    f, g, p, q, status = cu.kernel(), c_void_p(), c_uint64(), c_uint64(), c_int()
+    other, done, fresh = cu.stream(), cu.event(), c_void_p()
+    cu.must("cuEventRecord", done, other)
+    cu.must("cuEventSynchronize", done)
+    probes = {
+        "synchronise": lambda: cu("cuStreamSynchronize", other),
+        "query": lambda: cu("cuStreamQuery", other),
+        "query event": lambda: cu("cuEventQuery", done),
+        "synchronise event": lambda: cu("cuEventSynchronize", done),
+        "elapsed": lambda: cu("cuEventElapsedTime", byref(c_float()), done, done),
+        "record": lambda: cu("cuEventRecord", done, other),
+        "launch": lambda: cu.launch(f, 1000, other),
+        "allocate": lambda: cu("cuMemAlloc_v2", byref(p), c_size_t(4096)),
+        "allocate async": lambda: cu("cuMemAllocAsync", byref(q), c_size_t(4096), other),
+        "create event": lambda: cu("cuEventCreate", byref(fresh), 0),
+        "synchronise context": lambda: cu("cuCtxSynchronize"),
+    }
+    for mode in (0, 1, 2):
+        for mine in (0, 1, 2):
+            for name, probe in probes.items():
+                s = cu.stream()
+                cu.must("cuStreamBeginCapture_v2", s, mode)
+                cu.launch(f, 1000, s)
+                codes = []
+
+                def beside(probe: Any = probe, codes: Any = codes, mine: int = mine) -> None:
+                    cu.must("cuCtxSetCurrent", context)
+                    own = c_int(mine)
+                    cu.must("cuThreadExchangeStreamCaptureMode", byref(own))
+                    codes.append(probe())
+
+                thread = threading.Thread(target=beside)
+                thread.start()
+                thread.join()
+                after = cu("cuStreamIsCapturing", s, byref(status))
+                cu.found[f"{mode}{mine} {name}"] = [*codes, after, status.value, cu("cuStreamEndCapture", s, byref(g))]
+                cu.must("cuStreamDestroy_v2", s)
+                cu("cuEventRecord", done, other)
+                cu("cuEventSynchronize", done)
+
+
 def group_launches(cu: Cuda) -> None:
     cu.context()
     f, s = cu.kernel(), cu.stream()

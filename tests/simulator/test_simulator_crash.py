@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 
 from .conftest import LONG, MakeMachine, start_tenant
@@ -85,3 +86,43 @@ def test_kills_at_random_never_hang_or_leak(make_machine: MakeMachine) -> None:
     assert machine.setting("undo_overflows") == 0
     report = start_tenant(machine, kernel_us=100, kernels=100)
     assert report.communicate(timeout=30) and report.returncode == 0
+
+
+def test_many_programs_start_and_end_at_once(make_machine: MakeMachine) -> None:
+    machine = make_machine("t4x2")
+    count = 200 if LONG else 40
+    tenants = [start_tenant(machine, kernel_us=20, kernels=20, device=number % 2, allocate=1 << 20) for number in range(count)]
+    for tenant in tenants:
+        _, errors = tenant.communicate(timeout=100)
+        assert tenant.returncode == 0, errors
+    truth = machine.truth()
+    assert len(truth) == count and not any(record.live for record in truth)
+    assert sum(record.kernels for record in truth) == 20 * count
+    assert [machine.device_truth(device).memory_used for device in (0, 1)] == [0, 0]
+
+
+def test_a_stopped_program_does_not_hold_the_machine(make_machine: MakeMachine) -> None:
+    machine = make_machine()
+    tenant = start_tenant(machine, kernel_us=5, seconds=0)
+    _until(lambda: machine.device_truth(0).kernels > 1000, 20, "the tenant never ran")
+    answered = 0
+    try:
+        for _ in range(40 if LONG else 6):
+            tenant.send_signal(signal.SIGSTOP)
+            reader = subprocess.Popen([sys.executable, "-c", READ], env=machine.environment())
+            # It may have been stopped inside: then the reader waits until it goes on, and never longer.
+            try:
+                reader.wait(0.5)
+                answered += 1
+            except subprocess.TimeoutExpired:
+                pass
+            tenant.send_signal(signal.SIGCONT)
+            assert reader.wait(10) == 0
+            time.sleep(0.01)
+    finally:
+        tenant.kill()
+        tenant.communicate()
+    assert answered > 0
+
+
+READ = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0)); n.nvmlDeviceGetUtilizationRates(n.nvmlDeviceGetHandleByIndex(0))"

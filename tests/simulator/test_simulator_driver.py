@@ -414,6 +414,24 @@ say(order=[d for d, _ in seen], after=seen[0][1] - start)
     assert answer["after"] >= 20_000_000
 
 
+def test_a_virtual_clock_stands_while_a_host_function_runs(make_machine: MakeMachine, run_program: RunProgram) -> None:
+    answer = run_program(
+        make_machine(clock="virtual"),
+        """
+cu.open()
+f, s = cu.function(), cu.stream()
+HOST = ctypes.CFUNCTYPE(None, c_void_p)
+slow = HOST(lambda data: time.sleep(0.05))
+start = cu.now_ns()
+for _ in range(3):
+    cu.launch(f, 5_000_000, s); cu("cuLaunchHostFunc", s, slow, None); cu.launch(f, 3_000_000, s)
+cu("cuStreamSynchronize", s)
+say(ns=cu.now_ns() - start)
+""",
+    )
+    assert answer["ns"] == 24_000_000
+
+
 def test_a_forked_child_may_not_use_the_parents_driver(make_machine: MakeMachine, run_program: RunProgram) -> None:
     machine = make_machine()
     answer = run_program(

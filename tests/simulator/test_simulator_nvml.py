@@ -248,24 +248,27 @@ def test_xids_are_told_once_and_from_registration_on(make_machine: MakeMachine) 
 
 
 def test_gpm_metrics_between_two_samples(make_machine: MakeMachine) -> None:
-    machine = make_machine()
-    tenant = start_tenant(machine, kernel_us=1000, seconds=0, blocks=32)
-    answer = nvml(
-        machine,
-        "while n.nvmlDeviceGetUtilizationRates(h).gpu < 90: time.sleep(0.02)\n"
-        "a, b = n.nvmlGpmSampleAlloc(), n.nvmlGpmSampleAlloc()\nn.nvmlGpmSampleGet(h, a); time.sleep(0.2); n.nvmlGpmSampleGet(h, b)\n"
-        "m = n.c_nvmlGpmMetricsGet_t(); m.version = 1; m.numMetrics = 5; m.sample1 = a; m.sample2 = b\n"
-        "for i, k in enumerate((1, 2, 3, 5, 11)): m.metrics[i].metricId = k\n"
-        "n.nvmlGpmMetricsGet(m)\nn.nvmlGpmSampleFree(a); n.nvmlGpmSampleFree(b)\n"
-        "print(json.dumps([[m.metrics[i].nvmlReturn, m.metrics[i].value] for i in range(5)]))",
-    )
-    tenant.terminate()
-    tenant.communicate(timeout=20)
-    assert answer[0] == [0, pytest.approx(100, abs=10)]
-    assert answer[1] == [0, pytest.approx(50, abs=5)]
-    assert answer[2] == [0, pytest.approx(100 * 32 * 128 / (64 * 2048), abs=0.5)]
-    assert answer[3] == [0, 0.0]
-    assert answer[4][0] == 3  # what a kernel's instructions are, the simulator does not know
+    source = """
+import json, pynvml as n
+from poolmeter.simulator.driver import Driver
+n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)
+cu = Driver(); cu.open(); f, s = cu.function(), cu.stream()
+a, b = n.nvmlGpmSampleAlloc(), n.nvmlGpmSampleAlloc()
+n.nvmlGpmSampleGet(h, a)
+cu.launch(f, 300_000_000, s, 32); cu("cuStreamSynchronize", s); cu.sleep(100_000_000)
+n.nvmlGpmSampleGet(h, b)
+m = n.c_nvmlGpmMetricsGet_t(); m.version = 1; m.numMetrics = 5; m.sample1 = a; m.sample2 = b
+for i, k in enumerate((1, 2, 3, 5, 11)): m.metrics[i].metricId = k
+n.nvmlGpmMetricsGet(m)
+n.nvmlGpmSampleFree(a); n.nvmlGpmSampleFree(b)
+print(json.dumps([[m.metrics[i].nvmlReturn, m.metrics[i].value] for i in range(5)]))
+"""
+    busy, sm, occupancy, tensor, fp64 = ask(make_machine(clock="virtual"), source)
+    assert busy == [0, pytest.approx(75)]
+    assert sm == [0, pytest.approx(75 * 32 / 64)]
+    assert occupancy == [0, pytest.approx(75 * 32 * 128 / (64 * 2048), rel=1e-3)]
+    assert tensor == [0, 0.0]
+    assert fp64[0] == 3  # what a kernel's instructions are, the simulator does not know
 
 
 def test_unknown_machines_are_a_driver_that_is_not_loaded(make_machine: MakeMachine, tmp_path: Path) -> None:

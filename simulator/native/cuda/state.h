@@ -168,7 +168,8 @@ struct cuda_state {
     struct allocation *allocations; /* sorted by base */
     size_t allocation_count, allocation_size;
     uint64_t ids;
-    _Atomic int capturing; /* streams under capture, to keep the usual path short */
+    _Atomic int host_functions; /* submitted and not yet run */
+    _Atomic int capturing;      /* streams under capture, to keep the usual path short */
 };
 
 extern struct cuda_state cuda;
@@ -245,7 +246,9 @@ CUresult submit_many(struct CUstream_st *stream, const struct sim_op *ops, size_
 CUresult event_record_on(struct CUevent_st *event, struct CUstream_st *stream);
 CUresult wait_stream(struct CUstream_st *stream, uint64_t target);
 CUresult wait_context(struct CUctx_st *ctx);
-void pools_synchronised(void); /* cached pool memory above the threshold goes back */
+CUresult wait_entry(struct CUctx_st *ctx, uint32_t slot, uint32_t generation,
+                    uint64_t target); /* of the machine's stream */
+void pools_synchronised(void);        /* cached pool memory above the threshold goes back */
 
 /* launches */
 struct launch {

@@ -32,8 +32,8 @@ void machine_wake(struct sim_machine *m) {
 }
 
 /* Locked. Hands the turn to the thread with the earliest wake-up, when nobody runs. */
-static void grant_turn(struct sim_machine *m) {
-    if (m->participants_seen < m->participants_wanted)
+void machine_grant(struct sim_machine *m) {
+    if (m->clock != SIM_CLOCK_VIRTUAL || m->participants_seen < m->participants_wanted || m->host_ops > 0)
         return;
     uint32_t best = SIM_NONE;
     for (uint32_t i = 0; i < m->waiter_high; i++) {
@@ -63,7 +63,7 @@ static void wait_for_turn(struct sim_machine *m, struct sim_waiter *w, uint64_t 
     PUT(m, w->granted, 0);
     PUT(m, w->wake_ns, until > m->virtual_ns ? until : m->virtual_ns);
     PUT(m, w->state, SIM_WAITER_WAITING);
-    grant_turn(m);
+    machine_grant(m);
     machine_unlock(m);
     while (!__atomic_load_n(&w->granted, __ATOMIC_ACQUIRE)) {
         uint32_t seen = __atomic_load_n(&m->wake_seq, __ATOMIC_ACQUIRE);
@@ -77,7 +77,7 @@ static void wait_for_turn(struct sim_machine *m, struct sim_waiter *w, uint64_t 
         if (timed_out) { /* whoever holds the turn may have died with it */
             machine_lock(m);
             process_reap(m, false);
-            grant_turn(m);
+            machine_grant(m);
             machine_unlock(m);
         }
     }
@@ -142,7 +142,7 @@ void machine_leave(struct sim_machine *m) {
     machine_lock(m);
     PUT(m, m->waiter[my_waiter].state, SIM_WAITER_FREE);
     my_waiter = SIM_NONE;
-    grant_turn(m);
+    machine_grant(m);
     machine_unlock(m);
 }
 

@@ -221,6 +221,7 @@ static bool settle_stream(struct sim_machine *m, uint32_t s, uint64_t t) {
         case SIM_OP_HOST:
             if (!st->started) {
                 PUT(m, st->started, 1);
+                ADD(m, m->host_ops, 1);
                 machine_wake(m);
             }
             c->waiting++;
@@ -568,6 +569,8 @@ static void unlink_stream(struct sim_machine *m, uint32_t s) {
     struct sim_context *c = &m->context[st->context];
     if (st->started && !stream_empty(st) && head_op(m, s)->kind == SIM_OP_COPY)
         SUB(m, m->device[c->device].copies, 1);
+    if (st->started && !stream_empty(st) && head_op(m, s)->kind == SIM_OP_HOST)
+        SUB(m, m->host_ops, 1);
     if (c->streams == s) {
         PUT(m, c->streams, st->next);
     } else {
@@ -752,9 +755,15 @@ void host_op_done(struct sim_machine *m, uint32_t s) {
     if (stream_empty(st) || !st->started || head_op(m, s)->kind != SIM_OP_HOST)
         return;
     engine_touch(m, m->context[st->context].device);
+    SUB(m, m->host_ops, 1);
     pop(m, s);
     changed(m, st->context, m->advanced_ns);
+    /* What those who wait had reckoned with has changed: they look again, at this same time. */
+    for (uint32_t w = 0; w < m->waiter_high; w++)
+        if (m->waiter[w].state == SIM_WAITER_WAITING && m->waiter[w].process == m->context[st->context].process)
+            PUT(m, m->waiter[w].wake_ns, m->virtual_ns);
     machine_commit(m);
+    machine_grant(m);
     machine_wake(m);
 }
 

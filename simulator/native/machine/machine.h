@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d49534d504f50ull /* "POPMSIM1" */
-#define SIM_LAYOUT 6u
+#define SIM_LAYOUT 7u
 #define SIM_ENV "POOLMETER_SIM_MACHINE"
 
 enum {
@@ -304,6 +304,7 @@ struct sim_machine {
     uint64_t virtual_ns;
     uint64_t epoch_us;  /* wall clock of machine time 0 */
     uint64_t base_ns;   /* CLOCK_MONOTONIC of machine time 0 (real clock) */
+    uint64_t host_ops;  /* host functions due and not yet run: a virtual clock stands meanwhile */
     uint64_t launch_ns; /* virtual clock: host time a launch takes */
     uint64_t advanced_ns;
     uint64_t liveness_ns; /* machine time up to which every process was known to live */
@@ -369,7 +370,8 @@ void machine_set_virtual(struct sim_machine *m, uint64_t ns);      /* locked; ex
  * clock: the calling thread hands the turn on and comes back when it has the earliest wake-up.
  */
 void machine_wait(struct sim_machine *m, uint64_t until_ns);
-void machine_wake(struct sim_machine *m);                   /* waiters look again */
+void machine_grant(struct sim_machine *m); /* locked; virtual clock: who is next, now that something has ended */
+void machine_wake(struct sim_machine *m);  /* waiters look again */
 void machine_join(struct sim_machine *m, uint32_t process); /* the calling thread takes part in the virtual clock */
 void machine_leave(struct sim_machine *m);
 void machine_forget_thread(void); /* after fork: this thread is not the one that joined */

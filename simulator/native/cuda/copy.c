@@ -1,0 +1,380 @@
+/* Copies, memsets, advice. Bytes move when a copy is submitted; only the stored part of an allocation has any. */
+#include "state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- copies ----------------------------------------------------------------------------------------------------- */
+
+/* How many bytes from `at` on are stored, at most `bytes`; memory that is not ours is the program's and is all there.
+ */
+static size_t stored(uintptr_t at, size_t bytes) {
+    cuda_lock();
+    const struct allocation *a = allocation_find(at);
+    size_t n = bytes;
+    if (a != NULL && a->kind != ALLOCATION_REGISTERED) {
+        size_t offset = at - a->base;
+        size_t limit = a->size < BACKING_BYTES ? a->size : BACKING_BYTES;
+        size_t room = offset < limit ? limit - offset : 0;
+        n = bytes < room ? bytes : room;
+    }
+    cuda_unlock();
+    return n;
+}
+
+/* The range must lie inside one allocation when it starts in one, and be mapped when it lies in a reserved range. */
+static bool range_ok(uintptr_t at, size_t bytes) {
+    cuda_lock();
+    const struct allocation *a = allocation_find(at);
+    bool ok = a == NULL || at - a->base + bytes <= a->size;
+    if (ok && a != NULL && a->kind == ALLOCATION_RESERVED)
+        for (size_t done = 0; ok && done < bytes;) {
+            int device;
+            size_t left;
+            ok = virtual_device(at + done, &device, &left);
+            done += left;
+        }
+    cuda_unlock();
+    return ok;
+}
+
+static bool is_device(uintptr_t at) {
+    cuda_lock();
+    const struct allocation *a = allocation_find(at);
+    bool device = a != NULL && a->device >= 0;
+    int owner = -1;
+    size_t left;
+    if (a != NULL && a->kind == ALLOCATION_RESERVED && virtual_device(at, &owner, &left))
+        device = owner >= 0;
+    cuda_unlock();
+    return device;
+}
+
+void copy_bytes(void *to, const void *from, size_t bytes) {
+    size_t n = stored((uintptr_t)to, bytes);
+    size_t readable = stored((uintptr_t)from, bytes);
+    size_t both = n < readable ? n : readable;
+    memmove(to, from, both);
+    if (n > both && !is_device((uintptr_t)to))
+        memset((char *)to + both, 0, n - both); /* what was never stored reads as zeros */
+}
+
+void fill_bytes(void *to, const void *pattern, size_t width, size_t count) {
+    size_t n = stored((uintptr_t)to, width * count) / width;
+    for (size_t i = 0; i < n; i++)
+        memcpy((char *)to + i * width, pattern, width);
+}
+
+uint64_t copy_ns(int device, enum sim_copy kind, size_t bytes) {
+    const struct sim_device *d = &cuda.m->device[device];
+    uint64_t rate = kind == SIM_COPY_H2D ? d->h2d_bps : kind == SIM_COPY_D2H ? d->d2h_bps : d->d2d_bps;
+    return rate ? (uint64_t)((unsigned __int128)bytes * 1000000000u / rate) : 0;
+}
+
+enum sim_copy copy_kind(const void *to, const void *from) {
+    bool to_device = is_device((uintptr_t)to), from_device = is_device((uintptr_t)from);
+    return to_device ? (from_device ? SIM_COPY_D2D : SIM_COPY_H2D) : SIM_COPY_D2H;
+}
+
+CUresult copy_submit(struct CUstream_st *s, void *to, const void *from, size_t bytes, bool wait) {
+    REQUIRE(bytes == 0 || (to != NULL && from != NULL), CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(range_ok((uintptr_t)to, bytes) && range_ok((uintptr_t)from, bytes), CUDA_ERROR_INVALID_VALUE);
+    if (capture_active(s)) {
+        REQUIRE(!wait, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        struct graph_work work = {.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes};
+        return capture_add(s, &work);
+    }
+    enum sim_copy kind = copy_kind(to, from);
+    copy_bytes(to, from, bytes);
+    struct sim_op op = {
+        .kind = SIM_OP_COPY, .copy = kind, .work_ns = copy_ns(s->ctx->device, kind, bytes), .arg = bytes};
+    uint64_t target;
+    CUresult rc = submit(s, op, &target, false);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    return wait ? wait_stream(s, target) : CUDA_SUCCESS;
+}
+
+static CUresult copy_now(void *to, const void *from, size_t bytes) {
+    struct CUstream_st *s;
+    CUresult rc = stream_resolve(NULL, &s);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    return copy_submit(s, to, from, bytes, true);
+}
+
+static CUresult copy_later(void *to, const void *from, size_t bytes, CUstream handle) {
+    struct CUstream_st *s;
+    CUresult rc = stream_resolve(handle, &s);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    return copy_submit(s, to, from, bytes, false);
+}
+
+#define AT(device_pointer) ((void *)(uintptr_t)(device_pointer))
+
+CUresult CUDAAPI cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    ENTER(cuMemcpy);
+    return copy_now(AT(to), AT(from), bytes);
+}
+
+CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    ENTER(cuMemcpyAsync);
+    return copy_later(AT(to), AT(from), bytes, stream);
+}
+
+CUresult CUDAAPI cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
+    ENTER(cuMemcpyHtoD_v2);
+    REQUIRE(bytes == 0 || is_device((uintptr_t)to), CUDA_ERROR_INVALID_VALUE);
+    return copy_now(AT(to), from, bytes);
+}
+
+CUresult CUDAAPI cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+    ENTER(cuMemcpyHtoDAsync_v2);
+    REQUIRE(bytes == 0 || is_device((uintptr_t)to), CUDA_ERROR_INVALID_VALUE);
+    return copy_later(AT(to), from, bytes, stream);
+}
+
+CUresult CUDAAPI cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
+    ENTER(cuMemcpyDtoH_v2);
+    REQUIRE(bytes == 0 || is_device((uintptr_t)from), CUDA_ERROR_INVALID_VALUE);
+    return copy_now(to, AT(from), bytes);
+}
+
+CUresult CUDAAPI cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    ENTER(cuMemcpyDtoHAsync_v2);
+    REQUIRE(bytes == 0 || is_device((uintptr_t)from), CUDA_ERROR_INVALID_VALUE);
+    return copy_later(to, AT(from), bytes, stream);
+}
+
+CUresult CUDAAPI cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    ENTER(cuMemcpyDtoD_v2);
+    REQUIRE(bytes == 0 || (is_device((uintptr_t)from) && is_device((uintptr_t)to)), CUDA_ERROR_INVALID_VALUE);
+    return copy_now(AT(to), AT(from), bytes);
+}
+
+CUresult CUDAAPI cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    ENTER(cuMemcpyDtoDAsync_v2);
+    REQUIRE(bytes == 0 || (is_device((uintptr_t)from) && is_device((uintptr_t)to)), CUDA_ERROR_INVALID_VALUE);
+    return copy_later(AT(to), AT(from), bytes, stream);
+}
+
+CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes) {
+    ENTER(cuMemcpyPeer);
+    REQUIRE(context_valid(to_ctx) && context_valid(from_ctx), CUDA_ERROR_INVALID_CONTEXT);
+    return copy_now(AT(to), AT(from), bytes);
+}
+
+CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes,
+                                   CUstream stream) {
+    ENTER(cuMemcpyPeerAsync);
+    REQUIRE(context_valid(to_ctx) && context_valid(from_ctx), CUDA_ERROR_INVALID_CONTEXT);
+    return copy_later(AT(to), AT(from), bytes, stream);
+}
+
+/* --- pitched copies: every row moves on its own, the time is that of all bytes ----------------------------------- */
+
+struct side {
+    CUmemorytype type;
+    const void *host;
+    CUdeviceptr device;
+    size_t pitch, height, x, y, z;
+};
+
+static CUresult side_start(const struct side *s, char **out) {
+    REQUIRE(s->type != CU_MEMORYTYPE_ARRAY, CUDA_ERROR_NOT_SUPPORTED); /* arrays have no bytes here */
+    char *base = s->type == CU_MEMORYTYPE_HOST ? (char *)(uintptr_t)s->host : (char *)AT(s->device);
+    *out = base + (s->z * s->height + s->y) * s->pitch + s->x;
+    return CUDA_SUCCESS;
+}
+
+static CUresult copy_box(const struct side *from, const struct side *to, size_t width, size_t height, size_t depth,
+                         CUstream handle, bool wait) {
+    struct CUstream_st *s;
+    CUresult rc = stream_resolve(handle, &s);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    char *source, *target;
+    rc = side_start(from, &source);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    rc = side_start(to, &target);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    if (width == 0 || height == 0 || depth == 0)
+        return CUDA_SUCCESS;
+    REQUIRE((height == 1 && depth == 1) || (from->pitch >= width && to->pitch >= width), CUDA_ERROR_INVALID_VALUE);
+    size_t bytes = width * height * depth;
+    if (capture_active(s)) {
+        REQUIRE(!wait, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        REQUIRE((from->pitch == width && to->pitch == width) || (height == 1 && depth == 1), CUDA_ERROR_NOT_SUPPORTED);
+        struct graph_work work = {.kind = WORK_COPY, .to = target, .from = source, .bytes = bytes};
+        return capture_add(s, &work);
+    }
+    for (size_t z = 0; z < depth; z++)
+        for (size_t y = 0; y < height; y++) {
+            char *f = source + (z * from->height + y) * from->pitch, *t = target + (z * to->height + y) * to->pitch;
+            REQUIRE(range_ok((uintptr_t)f, width) && range_ok((uintptr_t)t, width), CUDA_ERROR_INVALID_VALUE);
+            copy_bytes(t, f, width);
+        }
+    enum sim_copy kind = copy_kind(target, source);
+    struct sim_op op = {
+        .kind = SIM_OP_COPY, .copy = kind, .work_ns = copy_ns(s->ctx->device, kind, bytes), .arg = bytes};
+    uint64_t mark;
+    rc = submit(s, op, &mark, false);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    return wait ? wait_stream(s, mark) : CUDA_SUCCESS;
+}
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *p, CUstream stream, bool wait) {
+    REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
+    struct side from = {p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, 0, p->srcXInBytes, p->srcY, 0};
+    struct side to = {p->dstMemoryType, p->dstHost, p->dstDevice, p->dstPitch, 0, p->dstXInBytes, p->dstY, 0};
+    return copy_box(&from, &to, p->WidthInBytes, p->Height, 1, stream, wait);
+}
+
+static CUresult copy_3d(const CUDA_MEMCPY3D *p, CUstream stream, bool wait) {
+    REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
+    struct side from = {p->srcMemoryType, p->srcHost,     p->srcDevice, p->srcPitch,
+                        p->srcHeight,     p->srcXInBytes, p->srcY,      p->srcZ};
+    struct side to = {p->dstMemoryType, p->dstHost,     p->dstDevice, p->dstPitch,
+                      p->dstHeight,     p->dstXInBytes, p->dstY,      p->dstZ};
+    return copy_box(&from, &to, p->WidthInBytes, p->Height, p->Depth, stream, wait);
+}
+
+CUresult CUDAAPI cuMemcpy2D_v2(const CUDA_MEMCPY2D *p) {
+    ENTER(cuMemcpy2D_v2);
+    return copy_2d(p, NULL, true);
+}
+
+CUresult CUDAAPI cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *p) {
+    ENTER(cuMemcpy2DUnaligned_v2);
+    return copy_2d(p, NULL, true);
+}
+
+CUresult CUDAAPI cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *p, CUstream stream) {
+    ENTER(cuMemcpy2DAsync_v2);
+    return copy_2d(p, stream, false);
+}
+
+CUresult CUDAAPI cuMemcpy3D_v2(const CUDA_MEMCPY3D *p) {
+    ENTER(cuMemcpy3D_v2);
+    return copy_3d(p, NULL, true);
+}
+
+CUresult CUDAAPI cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *p, CUstream stream) {
+    ENTER(cuMemcpy3DAsync_v2);
+    return copy_3d(p, stream, false);
+}
+
+/* --- memsets ---------------------------------------------------------------------------------------------------- */
+
+static CUresult set_submit(CUstream handle, CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t columns,
+                           size_t rows, bool wait) {
+    struct CUstream_st *s;
+    CUresult rc = stream_resolve(handle, &s);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    size_t row = columns * width;
+    size_t bytes = rows > 1 ? pitch * (rows - 1) + row : row;
+    REQUIRE(bytes == 0 || (is_device((uintptr_t)to) && range_ok((uintptr_t)to, bytes)), CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(to % width == 0, CUDA_ERROR_INVALID_VALUE);
+    if (capture_active(s)) {
+        REQUIRE(!wait, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        struct graph_work work = {.kind = WORK_SET,
+                                  .set = {.dst = to,
+                                          .pitch = pitch,
+                                          .value = value,
+                                          .elementSize = (unsigned)width,
+                                          .width = columns,
+                                          .height = rows}};
+        return capture_add(s, &work);
+    }
+    for (size_t r = 0; r < rows; r++)
+        fill_bytes((char *)AT(to) + r * pitch, &value, width, columns);
+    struct sim_op op = {.kind = SIM_OP_COPY,
+                        .copy = SIM_COPY_SET,
+                        .work_ns = copy_ns(s->ctx->device, SIM_COPY_D2D, row * rows),
+                        .arg = row * rows};
+    uint64_t target;
+    rc = submit(s, op, &target, false);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    (void)wait; /* a memset of device memory does not wait for its end */
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t n) {
+    ENTER(cuMemsetD8_v2);
+    return set_submit(NULL, to, 0, value, 1, n, 1, true);
+}
+
+CUresult CUDAAPI cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t n) {
+    ENTER(cuMemsetD16_v2);
+    return set_submit(NULL, to, 0, value, 2, n, 1, true);
+}
+
+CUresult CUDAAPI cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t n) {
+    ENTER(cuMemsetD32_v2);
+    return set_submit(NULL, to, 0, value, 4, n, 1, true);
+}
+
+CUresult CUDAAPI cuMemsetD2D8_v2(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height) {
+    ENTER(cuMemsetD2D8_v2);
+    return set_submit(NULL, to, pitch, value, 1, width, height, true);
+}
+
+CUresult CUDAAPI cuMemsetD2D16_v2(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height) {
+    ENTER(cuMemsetD2D16_v2);
+    return set_submit(NULL, to, pitch, value, 2, width, height, true);
+}
+
+CUresult CUDAAPI cuMemsetD2D32_v2(CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height) {
+    ENTER(cuMemsetD2D32_v2);
+    return set_submit(NULL, to, pitch, value, 4, width, height, true);
+}
+
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {
+    ENTER(cuMemsetD8Async);
+    return set_submit(stream, to, 0, value, 1, n, 1, false);
+}
+
+CUresult CUDAAPI cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t n, CUstream stream) {
+    ENTER(cuMemsetD16Async);
+    return set_submit(stream, to, 0, value, 2, n, 1, false);
+}
+
+CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t n, CUstream stream) {
+    ENTER(cuMemsetD32Async);
+    return set_submit(stream, to, 0, value, 4, n, 1, false);
+}
+
+CUresult CUDAAPI cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height,
+                                   CUstream stream) {
+    ENTER(cuMemsetD2D8Async);
+    return set_submit(stream, to, pitch, value, 1, width, height, false);
+}
+
+CUresult CUDAAPI cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height,
+                                    CUstream stream) {
+    ENTER(cuMemsetD2D16Async);
+    return set_submit(stream, to, pitch, value, 2, width, height, false);
+}
+
+CUresult CUDAAPI cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height,
+                                    CUstream stream) {
+    ENTER(cuMemsetD2D32Async);
+    return set_submit(stream, to, pitch, value, 4, width, height, false);
+}
+
+/* --- advice, which changes nothing here ------------------------------------------------------------------------- */
+
+CUresult CUDAAPI cuMemAdvise_v2(CUdeviceptr at, size_t bytes, CUmem_advise advice, CUmemLocation location) {
+    ENTER(cuMemAdvise_v2);
+    (void)advice;
+    (void)location;
+    return range_ok((uintptr_t)at, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult CUDAAPI cuMemPrefetchAsync_v2(CUdeviceptr at, size_t bytes, CUmemLocation location, unsigned int flags,
+                                       CUstream stream) {
+    ENTER(cuMemPrefetchAsync_v2);
+    (void)location;
+    REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);
+    struct CUstream_st *s;
+    CUresult rc = stream_resolve(stream, &s);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
+    return range_ok((uintptr_t)at, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
