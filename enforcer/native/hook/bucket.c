@@ -25,9 +25,9 @@ int64_t pm_bucket_refill(struct pm_bucket *bucket, uint64_t rate_ppm, uint64_t n
     u128 income = (u128)(now_ns - last) * rate_ppm / PM_WHOLE_PPM;
     if (income == 0)
         return pm_bucket_balance(bucket);
-    /* Only the time that made whole nanoseconds has been used up; whoever wins the exchange adds them, so nobody else
-     * has to. */
-    uint64_t used_until = last + (uint64_t)(income * PM_WHOLE_PPM / rate_ppm);
+    /* Only the time that made whole nanoseconds is used up; whoever wins the exchange adds them, so nobody else does.
+     */
+    uint64_t used_until = last + (uint64_t)((income * PM_WHOLE_PPM + rate_ppm - 1) / rate_ppm);
     if (!__atomic_compare_exchange_n(&bucket->last_refill_ns, &last, used_until, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
         return pm_bucket_balance(bucket);

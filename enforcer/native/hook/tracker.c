@@ -18,7 +18,7 @@
 #define TAIL_NS 200000u
 #define REFERENCE_NS 1000000000
 #define FAULT_LIMIT 16u
-#define WAIT_NS 100000u /* a wait from here on says how long the work was */
+#define WAIT_NS 100000u        /* a wait from here on says how long the work was */
 #define CAPTURED_NS 100000000u /* so much is charged as estimated when no event may be touched */
 #define OVERDUE_NS 100000000u  /* beyond its estimate a running launch is charged as it goes */
 
