@@ -42,4 +42,5 @@ void pm_estimate_reset(struct pm_estimate *entry) {
     entry->strikes = 0;
     entry->shared = 0;
     entry->shared_ns = 0;
+    entry->shared_most_ns = 0;
 }

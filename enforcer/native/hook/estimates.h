@@ -16,13 +16,14 @@
 
 struct pm_estimate {
     uint64_t key;
-    uint64_t ns;        /* 0: unknown */
-    uint32_t samples;   /* measured, trusted or not */
-    uint32_t lone;      /* of these, with the device to itself */
-    int32_t countdown;  /* launches until the next sample */
-    uint32_t begun;     /* of the first samples, those begun */
-    uint64_t shared_ns; /* charged on the strength of shared spans alone */
-    uint32_t shared;    /* launches charged so */
+    uint64_t ns;             /* 0: unknown */
+    uint32_t samples;        /* measured, trusted or not */
+    uint32_t lone;           /* of these, with the device to itself */
+    int32_t countdown;       /* launches until the next sample */
+    uint32_t begun;          /* of the first samples, those begun */
+    uint64_t shared_ns;      /* charged on the strength of shared spans alone */
+    uint64_t shared_most_ns; /* their spans: no launch was longer than its own */
+    uint32_t shared;         /* launches charged so */
     uint32_t random;
     uint32_t unknown_launches; /* under a compute limit, before anything was known */
     uint32_t flags;            /* PM_KIND_… */

@@ -80,13 +80,23 @@ void pm_samples_slice(struct pm_tracker *tracker, double part) {
 bool pm_samples_blurred(const struct pm_segment *segment, uint64_t span, uint64_t took) {
     if (segment->full)
         return false;
-    uint64_t allowed = took / 10 > 10000 ? took / 10 : 10000;
+    uint64_t allowed = took / 50 > 10000 ? took / 50 : 10000;
     return segment->host_blur_ns > allowed || segment->host_ns > span - span / 5;
 }
 
-/* Charge of such a launch: an upper bound is all that is known of its length, and the next sample sets it right. */
-uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took) {
+/*
+ * Charge of such a launch: no more than its span and, alone, no less than what the host cannot have slept through. The
+ * next sample sets it right.
+ */
+uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t took) {
+    struct pm_estimate *entry = segment->entry;
     uint64_t known = entry->ns ? entry->ns : PM_UNKNOWN_NS, cost = known < took ? known : took;
+    uint64_t asleep = segment->host_ns + segment->host_blur_ns - segment->host_gap_ns;
+    uint64_t least = segment->neighbours == 0 && took > asleep ? took - asleep : 0;
+    if (least > took - took / 20)
+        return pm_samples_take_lone(tracker, entry, least);
+    if (cost < least)
+        cost = least;
     pm_add(&tracker->counters->dropped_samples, 1);
     entry->samples++;
     if (entry->ns > took)
@@ -97,6 +107,7 @@ uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, struct pm_estimate 
             set_estimate(entry, (double)took);
         entry->shared++;
         entry->shared_ns += cost;
+        entry->shared_most_ns += took;
     }
     return cost;
 }
@@ -108,13 +119,15 @@ uint64_t pm_samples_take_lone(struct pm_tracker *tracker, struct pm_estimate *en
     if (entry->lone == 0) {
         set_estimate(entry, (double)took);
         if (entry->shared) { /* what shared spans made us charge can now be set right */
-            uint64_t right = entry->shared * took;
+            uint64_t right =
+                entry->shared * took < entry->shared_most_ns ? entry->shared * took : entry->shared_most_ns;
             if (right < entry->shared_ns)
                 tracker->credit_ns += entry->shared_ns - right;
             else
                 took += right - entry->shared_ns;
             entry->shared = 0;
             entry->shared_ns = 0;
+            entry->shared_most_ns = 0;
         }
     } else {
         bool agrees = took > entry->ns - entry->ns / 4 && took < entry->ns + entry->ns / 4 + 2000;
@@ -204,6 +217,7 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
     if (!entry->lone) {
         entry->shared++;
         entry->shared_ns += (uint64_t)mine;
+        entry->shared_most_ns += took;
     }
     return (uint64_t)mine;
 }

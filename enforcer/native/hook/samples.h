@@ -16,7 +16,7 @@ void pm_samples_slice(struct pm_tracker *tracker, double part);
 /* Whether the host was too slow around the launch for its span to tell its length. */
 bool pm_samples_blurred(const struct pm_segment *segment, uint64_t span, uint64_t took);
 /* Charge of such a launch. */
-uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took);
+uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t took);
 /* Charge of a launch measured while it had the device to itself. */
 uint64_t pm_samples_take_lone(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took);
 /* Charge of a launch measured while neighbours were busy. */

@@ -272,7 +272,7 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
                                              : (int64_t)(segment->host_gap_ns + tracker->mark_cost_ns / 2));
         took = took < 500 ? 500 : took;
         if (pm_samples_blurred(segment, (uint64_t)span, (uint64_t)took))
-            cost = pm_samples_take_blurred(tracker, segment->entry, (uint64_t)span);
+            cost = pm_samples_take_blurred(tracker, segment, (uint64_t)span);
         else if (segment->neighbours)
             cost = pm_samples_take_shared(tracker, segment->entry, (uint64_t)took, segment);
         else
