@@ -17,7 +17,7 @@
 #define SOFT_ALONE_NS 2000000u /* the same while nobody was there for a second */
 #define SOFT_CLAIM_NS 4000000  /* saved up before a soft one takes its own limit beside a busy owner */
 #define STARVED_AFTER_NS 250000000u
-#define STARVED_FOR_NS 1000000000u
+#define STARVED_FOR_NS 3000000000u
 #define REFILL_NS 5000000u
 
 void pm_limiter_present(struct pm_limiter *limiter) {
