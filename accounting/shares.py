@@ -20,7 +20,7 @@ from poolmeter.accounting import measures
 from poolmeter.accounting.dimensions import Calendar
 from poolmeter.accounting.measures import Measures
 from poolmeter.accounting.source import rows_of
-from poolmeter.collector.tables import quoted
+from poolmeter.collector.catalog import quoted
 from poolmeter.model.units import DAY_US
 from poolmeter.period import Period
 

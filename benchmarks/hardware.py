@@ -179,7 +179,7 @@ def nvml(results: Results, found: Card, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         from poolmeter.simulator.machine import Machine
 
-        machine = Machine.create("single", Path(folder) / "machine.sim")
+        machine = Machine.create("h200x4", Path(folder) / "machine.sim")
         fake = finish(start([sys.executable, str(script)], {**os.environ, **machine.environment()}))
         machine.close()
     if "failed" in real or "failed" in fake:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolmeter.collector.tables import STORE_VERSION, literal
+from poolmeter.collector.tables import quoted as quoted
 from poolmeter.errors import DataError, Unavailable
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def open_catalog(root: Path) -> "duckdb.DuckDBPyConnection":
     for _ in range(_ATTEMPTS):
         name = current_name(root)
         if name is None:
-            raise Unavailable(f"store {root} is not there, expected the folder of a collector that has run (no file {CURRENT})")
+            expected = "the data folder of a collector that has run (--data or POOLMETER_DATA names it)"
+            raise Unavailable(f"store {root} is not there (no file {CURRENT}), expected {expected}")
         path = root / name
         try:
             connection = duckdb.connect(str(path), read_only=True)

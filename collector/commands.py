@@ -25,6 +25,7 @@ class Collector:
         parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one ([collector] port)")
         parser.add_argument("--nodes", metavar="URL,URL", help="exporters to pull ([collector] nodes)")
         parser.add_argument("--interval", type=float, metavar="SECONDS", help="time between pulls of a node ([collector] pull_interval_s)")
+        parser.add_argument("--token-file", metavar="FILE", help="the exporters' token ([collector] token_file, else none)")
         parser.add_argument("--ready-file", metavar="FILE", help='write {"url", "pid"} to FILE once serving')
 
     def run(self, args: argparse.Namespace) -> int:
@@ -38,6 +39,7 @@ class Collector:
         interval_s = config.pull_interval_s if args.interval is None else args.interval
         if not 0.2 <= interval_s <= 3600:
             raise BadInput(f"--interval is {interval_s}, expected 0.2 to 3600 seconds")
+        token_file = Path(args.token_file) if args.token_file else config.token_file
         nodes = config.nodes if args.nodes is None else tuple(url.strip() for url in args.nodes.split(",") if url.strip())
         run(
             Settings(
@@ -45,7 +47,7 @@ class Collector:
                 host=args.host or config.host,
                 port=port,
                 nodes=tuple(check_url(url) for url in nodes),
-                pull=PullSettings(config.name, read_token(config.token_file), interval_s, config.timeout_s),
+                pull=PullSettings(config.name, read_token(token_file), interval_s, config.timeout_s),
                 process_days=config.process_days,
                 api_token=read_token(config.api_token_file),
                 ready_file=Path(args.ready_file) if args.ready_file else None,

@@ -77,7 +77,8 @@ def listen(host: str, port: int) -> socket.socket:
         server.listen(128)
     except OSError as error:
         server.close()
-        raise Unavailable(f"collector cannot listen on {host} port {port}: {error.strerror or error}") from None
+        expected = "expected an address of this machine and a free port (host and port in [collector] of --config, or --host and --port)"
+        raise Unavailable(f"collector cannot listen on {host} port {port}: {error.strerror or error}; {expected}") from None
     return server
 
 

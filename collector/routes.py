@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from poolmeter import __version__
+from poolmeter.errors import BadInput
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -45,7 +46,23 @@ _STATUS = {
 
 def routes_of(endpoints: Iterable[Endpoint]) -> list[Route]:
     """Starlette routes."""
-    return [Route(endpoint.path, endpoint.handler, methods=[endpoint.method]) for endpoint in endpoints]
+    return [
+        Route(endpoint.path, _checked(endpoint) if endpoint.path.startswith("/v1/") else endpoint.handler, methods=[endpoint.method])
+        for endpoint in endpoints
+    ]
+
+
+def _checked(endpoint: Endpoint) -> Handler:
+    """The handler, once no query parameter is one it does not know: a misspelt filter must not answer for everything."""
+    known = [parameter.name for parameter in endpoint.parameters if parameter.where == "query"]
+
+    async def handler(request: Request) -> Response:
+        for name in request.query_params:
+            if name not in known:
+                raise BadInput(f"query parameter is {name!r}, expected {' or '.join(known) if known else 'none'}")
+        return await endpoint.handler(request)
+
+    return handler
 
 
 def openapi(endpoints: Iterable[Endpoint], routes: Sequence[BaseRoute]) -> dict[str, object]:

@@ -72,7 +72,9 @@ def bars(parts: Sequence[Part], order: Sequence[str], colours: Mapping[str, str]
                 scale=alt.Scale(domain=[0, 1], clamp=True),
                 axis=alt.Axis(format="%", tickCount=5, grid=True),
             ),
-            y=alt.Y("card:N", sort=list(order), title=None, axis=alt.Axis(labelLimit=110, minExtent=84)),
+            y=alt.Y(
+                "card:N", sort=list(order), title=None, axis=alt.Axis(labelLimit=110, minExtent=84, labelOverlap=False, labelFlush=False)
+            ),
             color=alt.Color("colour:N", scale=None),
             opacity=alt.Opacity("opacity:Q", scale=None),
             order=alt.Order("rank:Q"),

@@ -67,12 +67,19 @@ class Enforcer:
         parser.add_argument("--name", metavar="NODE", help="name of this node (node.name of the configuration)")
         parser.add_argument("--simulate", action="store_true", help="the simulated cards of $POOLMETER_SIM_MACHINE")
         parser.add_argument("--collector", metavar="URL", help="where approved decisions come from (enforcer.collector)")
+        parser.add_argument(
+            "--interval", type=float, metavar="SECONDS", help="time between two looks for decisions (enforcer.decision_interval_s)"
+        )
         parser.add_argument("--ready-file", metavar="FILE", help="created once requests are answered")
 
     def run(self, args: argparse.Namespace) -> int:
         config = load_config(args.config)
         if args.name is not None:
             config = config.model_copy(update={"node": _named(config, args.name)})
+        if args.interval is not None:
+            if not 0.2 <= args.interval <= 3600:
+                raise BadInput(f"--interval is {args.interval:g}, expected 0.2 to 3600 seconds")
+            config = config.model_copy(update={"enforcer": config.enforcer.model_copy(update={"decision_interval_s": args.interval})})
         daemon = build(config, NodeRun(run_folder(args.run_folder)), NodeData(data_folder(args.data)), args.simulate, args.collector)
         asyncio.run(_serve(daemon, None if args.ready_file is None else Path(args.ready_file)))
         return 0

@@ -25,8 +25,12 @@ def add_allocation_options(parser: argparse.ArgumentParser) -> None:
     which = what.add_mutually_exclusive_group()
     which.add_argument("--device", action="append", default=[], metavar="UUID|INDEX", help="this card; repeatable")
     which.add_argument("--devices", type=int, metavar="N", help="this many cards, the fullest that have room (1)")
-    what.add_argument("--compute", metavar="PCT", help="device time of each card, promised and enforced (the memory's fraction, promised)")
-    what.add_argument("--memory", metavar="SIZE", help="memory of each card, promised and enforced (the compute share's fraction)")
+    what.add_argument(
+        "--compute",
+        metavar="PCT",
+        help="device time of each card, in percent (the fraction that --memory is; then promised and not enforced)",
+    )
+    what.add_argument("--memory", metavar="SIZE", help="memory of each card (the fraction that --compute is)")
     what.add_argument("--soft", action="store_true", help="may use device time that others leave")
     what.add_argument("--weight", type=int, default=100, metavar="W", help="weight of a soft share (100)")
     what.add_argument("--mode", choices=[item.value for item in Mode], default=Mode.HOOK.value, help="how the cards are shared (hook)")

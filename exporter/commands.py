@@ -25,6 +25,7 @@ class Exporter:
             metavar="SECONDS",
             help="after SIGTERM, serve until all is acknowledged, at most this long (0)",
         )
+        parser.add_argument("--token-file", metavar="FILE", help="what acknowledgements must carry ([exporter] token_file, else nothing)")
         parser.add_argument("--ready-file", metavar="FILE", help="write {url, pid} here once serving")
 
     def run(self, args: argparse.Namespace) -> int:

@@ -138,7 +138,7 @@ def serve(args: argparse.Namespace) -> int:
 
     config = load_config(args.config)
     settings = settings_of(args, config)
-    token = read_token(config.exporter.token_file)
+    token = read_token(Path(args.token_file) if args.token_file else config.exporter.token_file)
     run, data = NodeRun(run_folder(args.run)), NodeData(data_folder(args.data))
     stop, clock = _Stop(), SystemClock()
     bound = listen(args.host or config.exporter.host, config.exporter.port if args.port is None else args.port)

@@ -153,6 +153,19 @@ def load(entry: Entry) -> Command:
     return command
 
 
+def parser_of(entry: Entry, command: Command) -> argparse.ArgumentParser:
+    """The parser of a built command: its own flags and the shared ones."""
+    parser = _Parser(
+        prog=f"poolmeter {entry.words}",
+        description=command.__doc__ or entry.help,
+        parents=[shared_options()],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.configure(parser)
+    return parser
+
+
 def dispatch(argv: Sequence[str]) -> int:
     """Run one command line; raises PoolmeterError."""
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -167,17 +180,10 @@ def dispatch(argv: Sequence[str]) -> int:
         if group and (len(argv) == 1 or argv[1] in ("-h", "--help")):
             sys.stdout.write("\n".join(f"poolmeter {words}" for words in group) + "\n")
             return 0 if len(argv) > 1 else 2
-        expected = f"one of {', '.join(group)}" if group else "a command of poolmeter --help"
+        expected = f"one of {', '.join(group)}" if group else "a command that poolmeter --help lists"
         raise BadInput(f"command is {' '.join(argv[: 2 if group else 1])!r}, expected {expected}")
     command = load(entry)
-    parser = _Parser(
-        prog=f"poolmeter {entry.words}",
-        description=command.__doc__ or entry.help,
-        parents=[shared_options()],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    command.configure(parser)
+    parser = parser_of(entry, command)
     args = parser.parse_args(argv[count:])
     logging.basicConfig(
         stream=sys.stderr, level=logging.DEBUG if args.debug else logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"

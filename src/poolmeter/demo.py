@@ -3,8 +3,8 @@
 import argparse
 import contextlib
 import json
+import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -78,17 +78,16 @@ def work(pool: Pool, tenants: Tenants, seconds: float, stop: Stop) -> int:
 
 def resize(pool: Pool) -> int:
     """Recommend, apply, and count the slices whose limit the next snapshots show changed."""
+    from poolmeter.accounting.commands import Apply, Recommend
+
     before = limits(pool)
-    for words in (["recommend", "--minimum-minutes", "0"], ["apply", "--all"]):
-        result = subprocess.run(
-            [sys.executable, "-m", "poolmeter.cli", *words, "--data", str(pool.data)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        if result.returncode not in (0, 1):
-            raise PoolmeterError(f"poolmeter {' '.join(words)} ended with status {result.returncode}: {result.stderr.strip()[-300:]}")
+    for command, words in ((Recommend(), ["--minimum-minutes", "0"]), (Apply(), ["--all"])):
+        parser = argparse.ArgumentParser()
+        command.configure(parser)
+        args = parser.parse_args(words)
+        # In this process: on a busy machine two more interpreters would take longer to start than a short demo lasts.
+        vars(args).update(data=str(pool.data), config=pool.config, format="json", output=os.devnull, debug=False)
+        command.run(args)
     deadline = time.monotonic() + 5
     changed = 0
     while changed == 0 and time.monotonic() < deadline:

@@ -7,6 +7,7 @@ has its own folders and its own simulated machine.
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -234,10 +235,29 @@ class Pool:
 
     def _exporter(self, node: NodePlan) -> Daemon:
         port = "0" if node.machine is not None else str(self._exporter_port())
-        words = ["exporter", "--name", node.name, "--run", str(node.run), "--port", port, "--linger", str(LINGER_S)]
+        words = ["exporter", "--name", node.name, "--run", str(node.run), "--port", port, "--linger", str(LINGER_S), *self._token()]
         if node.machine is not None:
             words.append("--simulate")
         return self._add(self._named("exporter", node), words, node.data, self.environment(node))
+
+    def _token(self) -> list[str]:
+        """The option that names the token of this pool's acknowledgements, made once; none where the configuration names its own.
+
+        Without one, whoever has an account on the machine could acknowledge records that no collector has.
+        """
+        from poolmeter.config import load_config
+
+        config = load_config(self.config)
+        if config.exporter.token_file is not None or config.collector.token_file is not None:
+            return []
+        path = self.data / "token"
+        if not path.exists():
+            # Whole or not at all: a token that is half written is one nobody has.
+            fresh = path.with_suffix(f".{os.getpid()}")
+            with open(fresh, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+            fresh.replace(path)
+        return ["--token-file", str(path)]
 
     def _exporter_port(self) -> int:
         from poolmeter.config import load_config
@@ -246,10 +266,13 @@ class Pool:
 
     def _collector(self, urls: list[str]) -> Daemon:
         words = ["collector", "--port", str(self.collector_port), "--nodes", ",".join(urls), "--interval", str(self.interval_s)]
+        words += self._token()
         return self._add("collector", words, self.data, self.environment(None))
 
     def _enforcer(self, node: NodePlan, collector_url: str) -> Daemon:
         words = ["enforcer", "--name", node.name, "--run", str(node.run), "--collector", collector_url]
+        if node.machine is not None:
+            words += ["--simulate", "--interval", str(self.interval_s)]
         return self._add(self._named("enforcer", node), words, node.data, self.environment(node))
 
     def _dashboard(self, port: int) -> Daemon:

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -99,14 +100,19 @@ def _defused(value: object) -> str:
     return "'" + text if isinstance(value, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
-def as_table(report: Report) -> str:
-    """Aligned text: numbers to the right, then totals and warnings."""
+def as_table(report: Report, width: int | None = None) -> str:
+    """Aligned text: numbers to the right, then totals and warnings.
+
+    In a `width` of so many characters a table that is too wide goes on below itself, each part with the first columns again.
+    """
     lines = [[_printable(cell(row.get(column))) for column in report.columns] for row in report.rows]
     right = [all(isinstance(row.get(column), (int, float, Decimal, type(None))) for row in report.rows) for column in report.columns]
     widths = [max([len(column), *(len(line[i]) for line in lines)]) for i, column in enumerate(report.columns)]
-    out = []
-    for line in [list(report.columns), *lines]:
-        out.append("  ".join(text.rjust(widths[i]) if right[i] else text.ljust(widths[i]) for i, text in enumerate(line)).rstrip())
+    out: list[str] = []
+    for part in _parts(widths, right, width):
+        out += [""] if out else []
+        for line in [list(report.columns), *lines]:
+            out.append("  ".join(line[i].rjust(widths[i]) if right[i] else line[i].ljust(widths[i]) for i in part).rstrip())
     if not lines:
         out.append("(no rows)")
     totals = [(key, cell(value)) for key, value in report.totals.items() if value is not None]
@@ -118,6 +124,24 @@ def as_table(report: Report) -> str:
         out += [""] + [f"{key.ljust(width)}  {_printable(text)}" for key, text in totals]
     out += [f"warning: {_printable(warning)}" for warning in report.warnings]
     return "\n".join(out) + "\n"
+
+
+def _parts(widths: Sequence[int], right: Sequence[bool], width: int | None) -> list[list[int]]:
+    # Which columns stand side by side. The first ones say what a row is about: all before the first number, in half of the width.
+    every = list(range(len(widths)))
+    if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
+        return [every]
+    head: list[int] = []
+    for i in every:
+        if right[i] or sum(widths[j] + 2 for j in [*head, i]) > width // 2:
+            break
+        head.append(i)
+    parts = [head]
+    for i in every[len(head) :]:
+        if len(parts[-1]) > len(head) and sum(widths[j] + 2 for j in [*parts[-1], i]) - 2 > width:
+            parts.append(list(head))
+        parts[-1] = [*parts[-1], i]
+    return parts
 
 
 def _printable(text: str) -> str:
@@ -149,24 +173,25 @@ def as_arrow(report: Report, parquet: bool) -> bytes:
     return bytes(sink.getvalue())
 
 
-def render(report: Report, fmt: str) -> bytes:
-    """The report in a format of `FORMATS`."""
+def render(report: Report, fmt: str, width: int | None = None) -> bytes:
+    """The report in a format of `FORMATS`; `width` is a terminal's, for the table."""
     if fmt == "json":
         return as_json(report).encode()
     if fmt == "csv":
         return as_csv(report).encode()
     if fmt == "table":
-        return as_table(report).encode()
+        return as_table(report, width).encode()
     return as_arrow(report, parquet=fmt == "parquet")
 
 
 def write(report: Report, fmt: str, output: str | None) -> None:
     """Render to `output` (whole or not at all) or stdout. Raises BadInput for binary on a terminal, Unavailable when not writable."""
-    body = render(report, fmt)
     if output is not None and output != "-":
-        write_whole(Path(output), body)
+        write_whole(Path(output), render(report, fmt))
         return
-    if fmt in ("parquet", "arrow") and sys.stdout.isatty():
+    terminal = sys.stdout.isatty()
+    body = render(report, fmt, shutil.get_terminal_size().columns if terminal else None)
+    if fmt in ("parquet", "arrow") and terminal:
         raise BadInput(f"--format {fmt} writes binary data, expected --output FILE or a pipe")
     sys.stdout.buffer.write(body)
     sys.stdout.buffer.flush()

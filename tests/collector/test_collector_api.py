@@ -56,6 +56,22 @@ def client(state: ApiState, *extra: Route) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://collector")
 
 
+@pytest.mark.parametrize(
+    ("path", "known"),
+    [("/v1/usage?by=tenant", "kind or from or to"), ("/v1/decisions?stat=approved", "state or node"), ("/v1/nodes?node=n1", "none")],
+)
+async def test_a_parameter_that_is_not_known_is_refused(state: ApiState, path: str, known: str) -> None:
+    """A filter that is silently ignored answers for everything."""
+    async with client(state) as http:
+        answer = await http.get(path)
+    assert answer.status_code == 400 and f"expected {known}" in answer.json()["error"]
+
+
+async def test_probes_and_scrapes_may_add_parameters(state: ApiState) -> None:
+    async with client(state) as http:
+        assert [(await http.get(f"{path}?probe=1")).status_code for path in ("/healthz", "/metrics")] == [200, 200]
+
+
 async def test_health_names_the_node_that_fails_and_why(state: ApiState) -> None:
     async with client(state) as http:
         body = (await http.get("/v1/health")).json()

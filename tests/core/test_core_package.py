@@ -13,14 +13,19 @@ NATIVE = {"libpoolmeter_hook.so", "libpoolmeter_pages.so", "libpoolmeter_sim.so"
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     uv = Path(sys.executable).parent / "uv"
     words = [str(uv), "build", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(folder), str(ROOT)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        return {name for name in wheel.namelist() if not name.endswith("/")}
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as content:
+        return {name for name in content.namelist() if not name.endswith("/")}
 
 
 def test_every_module_is_in_the_wheel_once(names: set[str]) -> None:
@@ -43,7 +48,18 @@ def test_every_file_a_component_reads_is_in_the_wheel(names: set[str]) -> None:
 def test_nothing_else_is_in_the_wheel(names: set[str]) -> None:
     foreign = {name for name in names if not name.startswith("poolmeter/") and ".dist-info/" not in name}
     assert foreign == set()
-    assert not {name for name in names if "/tests/" in name or name.endswith((".pyc", ".o"))}
+    inside = {name for name in names if name.startswith("poolmeter/") and not name.startswith("poolmeter/native/")}
+    assert {Path(name).suffix or name for name in inside} <= {".py", ".typed", ".toml", ".json", ".svg", ".yml", ".md"}
+    assert not {name for name in names if "/tests/" in name}
+
+
+def test_one_wheel_serves_every_python(names: set[str]) -> None:
+    """The native parts are loaded by ctypes: nothing in the wheel belongs to one version of Python."""
+    assert not {name for name in names if ".cpython-" in name or ".abi3." in name}
+
+
+def test_the_wheel_says_so(wheel: Path) -> None:
+    assert wheel.name.split("-")[2:4] == ["py3", "none"], wheel.name
 
 
 def test_links_are_links() -> None:

@@ -88,3 +88,40 @@ def test_an_unwritable_output_leaves_nothing(tmp_path: Path) -> None:
 def test_devices_can_be_written() -> None:
     write(REPORT, "json", "/dev/null")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_table_wider_than_the_terminal_goes_on_below_itself() -> None:
+    columns = ("tenant", "line", *(f"quantity_number_{i}" for i in range(12)))
+    rows = tuple(
+        {"tenant": f"tenant-{n}", "line": "usage", **{c: Decimal(n * 100 + i) for i, c in enumerate(columns[2:])}} for n in range(3)
+    )
+    wide = render(Report("usage", columns, rows), "table").decode()
+    assert len(wide.splitlines()) == 4 and max(map(len, wide.splitlines())) > 200
+    for width in (60, 80, 100, 120):
+        text = render(Report("usage", columns, rows), "table", width).decode()
+        parts = [part.splitlines() for part in text.rstrip("\n").split("\n\n")]
+        assert len(parts) > 1 and max(len(line) for part in parts for line in part) <= width
+        assert [line.split()[:2] for line in parts[-1]] == [["tenant", "line"], *([f"tenant-{n}", "usage"] for n in range(3))]
+        for line in range(4):
+            assert [word for part in parts for word in part[line].split()[2:]] == wide.splitlines()[line].split()[2:]
+    assert render(Report("usage", columns, rows), "table", 1000).decode() == wide
+
+
+@pytest.mark.parametrize("width", [1, 10, 40])
+def test_a_column_wider_than_the_terminal_is_whole(width: int) -> None:
+    text = render(REPORT, "table", width).decode()
+    assert "0.100000001" in text and "energy_kwh" in text and "12.20" in text
+
+
+def test_a_table_of_text_alone_fits_a_terminal() -> None:
+    row = {name: name[0] * 30 for name in ("node", "allocation", "device", "tenant", "project")}
+    text = render(Report("allocations", tuple(row), (row,)), "table", 100).decode()
+    assert max(map(len, text.splitlines())) <= 100
+    assert [word for line in text.splitlines() for word in line.split() if len(word) == 30] == [
+        "n" * 30,
+        "a" * 30,
+        "d" * 30,
+        "n" * 30,
+        "t" * 30,
+        "p" * 30,
+    ]

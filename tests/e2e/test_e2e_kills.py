@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from poolmeter.collector.catalog import open_catalog
-from poolmeter.places import CollectorData, NodeRun
+from poolmeter.places import CollectorData, NodeData, NodeRun
 from poolmeter.pool import NodePlan, Pool, simulated_nodes
 from poolmeter.simulator.machine import Machine
 
@@ -61,6 +62,7 @@ def test_kills_lose_nothing(tmp_path: Path, rng: random.Random, rounds: Callable
             victims = [
                 daemon.process.pid for daemon in pool.daemons.values() if daemon.process is not None and daemon.process.poll() is None
             ]
+            victims += [child for pid in victims for child in children(pid)]  # an exporter's sampler
             victims += [pid for process in running for pid in (process.pid, *children(process.pid))]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rng.choice(victims), signal.SIGKILL)
@@ -117,10 +119,16 @@ def check_store(data: Path, node: NodePlan) -> None:
         ).fetchall()[0][0]
         used_us = int(catalog.execute("SELECT sum(used_us) FROM slice_minutes").fetchall()[0][0])
         quarantined = catalog.execute("SELECT reason FROM quarantine").fetchall()
+    with contextlib.closing(sqlite3.connect(NodeData(node.data).spool)) as spool:
+        meta = dict(spool.execute("SELECT key, value FROM meta").fetchall())
+        acknowledged = spool.execute("SELECT min(sequence) FROM consumers").fetchall()[0][0]
     assert len(keys) == len(set(keys)), "a record counts twice"
     for epoch in {epoch for epoch, _ in keys}:
         numbers = sorted(number for found, number in keys if found == epoch)
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "an acknowledged record is lost"
+        assert numbers == list(range(1, len(numbers) + 1)), "an acknowledged record is lost"
+    assert {epoch for epoch, _ in keys} == {meta["epoch"]}, "the spool began anew"
+    assert len(keys) >= acknowledged > 0, "more is acknowledged than stored"
+    assert len(keys) == int(meta["sequence"]), "what was recorded did not reach the store before the end"
     assert (overlaps, identity, quarantined) == (0, 0, [])
     # A killed tenant takes with it what its hook had not yet settled: at most a few launches each.
     assert used_us == pytest.approx(truth_us, rel=0.03), json.dumps({"used_us": used_us, "truth_us": truth_us})

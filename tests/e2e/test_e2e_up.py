@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from decimal import Decimal
@@ -128,6 +129,12 @@ def test_up_serves_runs_resizes_and_stops(tmp_path: Path) -> None:
                 assert answer.status == 200
         with urllib.request.urlopen(f"{state['urls']['collector'].rstrip('/')}/v1/reports/usage", timeout=20) as answer:
             assert json.load(answer)["schema"] == "poolmeter.usage/1"
+        # Nobody but the collector acknowledges.
+        epoch = urllib.request.urlopen(f"{state['urls']['exporter:node-a'].rstrip('/')}/v1/usage", timeout=20).headers["X-Poolmeter-Epoch"]
+        body = json.dumps({"consumer": "collector", "epoch": epoch, "seq": 0}).encode()
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{state['urls']['exporter:node-a'].rstrip('/')}/v1/ack", body, timeout=20)
+        assert (data / "token").stat().st_mode & 0o077 == 0
         # A program on a share of the pool, its limit changed while it runs.
         run = subprocess.Popen(
             [
@@ -176,12 +183,15 @@ def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
+        port = server.getsockname()[1]
         path = tmp_path / "config.toml"
-        path.write_text(f"[collector]\nport = {server.getsockname()[1]}\n")
+        path.write_text(f"[collector]\nport = {port}\n")
         words = poolmeter("up", "--simulate", "--no-dashboard", "--data", str(tmp_path / "data"), "--config", str(path))
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 3
-    assert done.stderr.splitlines()[-1].startswith("poolmeter: ") and str(server.getsockname) is not None
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("poolmeter: ") and f"port {port}" in last, done.stderr
+    assert not (tmp_path / "data" / "up.json").exists()
     assert done.stdout == ""
 
 

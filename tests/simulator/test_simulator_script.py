@@ -137,6 +137,30 @@ def test_a_dead_participant_does_not_stop_the_clock(make_machine: MakeMachine) -
     assert survivor.returncode == 0, errors
 
 
+def test_a_thread_that_sleeps_elsewhere_does_not_stop_the_clock(make_machine: MakeMachine, run_program: RunProgram) -> None:
+    answer = run_program(
+        make_machine(clock="virtual"),
+        """
+import threading
+context = cu.open()
+f = cu.function()
+held = threading.Event()
+def other():
+    cu("cuCtxSetCurrent", context)
+    held.wait()  # has the turn, and waits for the main thread, which waits for the clock
+    s = cu.stream(); cu.launch(f, 1_000_000, s); cu("cuStreamSynchronize", s)
+thread = threading.Thread(target=other)
+thread.start()
+s = cu.stream()
+cu.launch(f, 2_000_000, s); cu("cuStreamSynchronize", s)
+held.set()
+thread.join()
+say(done=True)
+""",
+    )
+    assert answer == {"done": True}
+
+
 def test_manual_time_stands_until_it_is_moved(make_machine: MakeMachine) -> None:
     machine = make_machine(clock="manual")
     tenant = start_tenant(machine, kernel_us=1000, kernels=8)

@@ -21,13 +21,20 @@
 #define CALLS(X)                                                                                                       \
     X(cuInit, cuInit)                                                                                                  \
     X(cuDeviceGet, cuDeviceGet)                                                                                        \
-    X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent, cuCtxSetCurrent)                          \
-        X(cuModuleLoadData, cuModuleLoadData) X(cuModuleGetFunction, cuModuleGetFunction) X(cuMemAlloc_v2, cuMemAlloc) \
-            X(cuMemsetD8_v2, cuMemsetD8) X(cuMemcpyDtoH_v2, cuMemcpyDtoH) X(cuLaunchKernel, cuLaunchKernel)            \
-                X(cuStreamCreate, cuStreamCreate) X(cuStreamSynchronize, cuStreamSynchronize)                          \
-                    X(cuCtxSynchronize, cuCtxSynchronize) X(cuStreamBeginCapture_v2, cuStreamBeginCapture)             \
-                        X(cuStreamEndCapture, cuStreamEndCapture) X(cuGraphInstantiateWithFlags, cuGraphInstantiate)   \
-                            X(cuGraphLaunch, cuGraphLaunch)
+    X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)                                                              \
+    X(cuCtxSetCurrent, cuCtxSetCurrent)                                                                                \
+    X(cuModuleLoadData, cuModuleLoadData)                                                                              \
+    X(cuModuleGetFunction, cuModuleGetFunction)                                                                        \
+    X(cuMemAlloc_v2, cuMemAlloc)                                                                                       \
+    X(cuMemsetD8_v2, cuMemsetD8)                                                                                       \
+    X(cuMemcpyDtoH_v2, cuMemcpyDtoH)                                                                                   \
+    X(cuLaunchKernel, cuLaunchKernel)                                                                                  \
+    X(cuStreamCreate, cuStreamCreate)                                                                                  \
+    X(cuStreamSynchronize, cuStreamSynchronize)                                                                        \
+    X(cuCtxSynchronize, cuCtxSynchronize)                                                                              \
+    X(cuStreamBeginCapture_v2, cuStreamBeginCapture)                                                                   \
+    X(cuStreamEndCapture, cuStreamEndCapture)                                                                          \
+    X(cuGraphInstantiateWithFlags, cuGraphInstantiate) X(cuGraphLaunch, cuGraphLaunch)
 #define POINTER(name, alias) static __typeof__(&alias) p_##name;
 CALLS(POINTER)
 

@@ -68,10 +68,14 @@ static int enter(uint32_t call, bool needs_init, int device) {
     if (__builtin_expect(!cuda.initialised, 0))
         return CUDA_ERROR_NOT_INITIALIZED;
     __atomic_store_n(&m->process[cuda.process].seen_ns, machine_now(m), __ATOMIC_RELAXED);
-    if (__builtin_expect(m->clock == SIM_CLOCK_VIRTUAL && !thread_state.joined, 0)) {
-        thread_state.joined = true;
-        pthread_setspecific(leave_key, (void *)1);
-        machine_join(m, cuda.process);
+    if (__builtin_expect(m->clock == SIM_CLOCK_VIRTUAL, 0)) {
+        if (!thread_state.joined) {
+            thread_state.joined = true;
+            pthread_setspecific(leave_key, (void *)1);
+            machine_join(m, cuda.process);
+        } else {
+            machine_return(m);
+        }
     }
     if (device >= 0 && __builtin_expect(m->device[device].lost, 0))
         return CUDA_ERROR_UNKNOWN;

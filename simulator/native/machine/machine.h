@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d49534d504f50ull /* "POPMSIM1" */
-#define SIM_LAYOUT 7u
+#define SIM_LAYOUT 8u
 #define SIM_ENV "POOLMETER_SIM_MACHINE"
 
 enum {
@@ -268,7 +268,7 @@ struct sim_rule {
     uint8_t mask[SIM_MAX_CALLS / 8];
 };
 
-enum sim_waiter_state { SIM_WAITER_FREE = 0, SIM_WAITER_RUNNING = 1, SIM_WAITER_WAITING = 2 };
+enum sim_waiter_state { SIM_WAITER_FREE = 0, SIM_WAITER_RUNNING = 1, SIM_WAITER_WAITING = 2, SIM_WAITER_ABSENT = 3 };
 
 /* A thread that takes part in the virtual clock. */
 struct sim_waiter {
@@ -276,6 +276,8 @@ struct sim_waiter {
     uint32_t process;
     uint32_t pid;
     uint32_t granted; /* set by whoever hands this thread the turn */
+    uint32_t tid;
+    uint32_t asleep; /* times it was found asleep outside the driver while it had the turn */
     uint64_t wake_ns;
     uint64_t order;
 };
@@ -374,6 +376,8 @@ void machine_grant(struct sim_machine *m); /* locked; virtual clock: who is next
 void machine_wake(struct sim_machine *m);  /* waiters look again */
 void machine_join(struct sim_machine *m, uint32_t process); /* the calling thread takes part in the virtual clock */
 void machine_leave(struct sim_machine *m);
+void machine_return(
+    struct sim_machine *m); /* the calling thread calls again: if it was taken for absent, it queues for its turn */
 void machine_forget_thread(void); /* after fork: this thread is not the one that joined */
 
 /* --- processes (all locked) ------------------------------------------------------------------------------------- */

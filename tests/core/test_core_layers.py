@@ -1,0 +1,70 @@
+"""What the layers promise and import-linter cannot say: the pure rooms are pure, and the list of the collector's modules is whole."""
+
+import ast
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PURE = ("model", "sharing", "rules")
+# Modules of the standard library that read or change what is outside the program, clocks and chance included.
+OUTSIDE = frozenset(
+    {
+        "asyncio", "builtins", "ctypes", "fcntl", "glob", "http", "importlib", "io", "logging", "mmap", "multiprocessing", "os", "pathlib",
+        "random", "secrets", "select", "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "sys", "tempfile", "threading", "time",
+        "urllib", "uuid",
+    }
+)  # fmt: skip
+
+
+def imported(source: str) -> set[str]:
+    """Every module that Python source imports, with its whole name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            found.add(node.module or "")
+    return found
+
+
+def impure(source: str) -> set[str]:
+    """Imports that a pure module must not have: third parties, the outside, and rooms above it."""
+    allowed = tuple(f"poolmeter.{room}" for room in PURE)
+    return {
+        name
+        for name in imported(source)
+        if (name.partition(".")[0] in OUTSIDE)
+        or not (name.partition(".")[0] in sys.stdlib_module_names or name.startswith(allowed) or name == "poolmeter.errors")
+    }
+
+
+@pytest.mark.parametrize("path", sorted(p for room in PURE for p in (ROOT / "src/poolmeter" / room).glob("*.py")), ids=lambda p: p.name)
+def test_a_pure_room_imports_nothing_that_acts(path: Path) -> None:
+    assert impure(path.read_text()) == set(), path
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import duckdb, math", {"duckdb"}),
+        ("def f():\n    from os import path", {"os"}),
+        ("from poolmeter.exporter.spool import Spool", {"poolmeter.exporter.spool"}),
+        ("import time", {"time"}),
+        ("from dataclasses import dataclass\nfrom poolmeter.model.units import MICROSECONDS", set()),
+    ],
+)
+def test_the_check_sees_what_is_forbidden(source: str, found: set[str]) -> None:
+    assert impure(source) == found
+
+
+def test_the_contract_names_every_module_of_the_collector() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    listed = next(
+        set(contract["forbidden_modules"]) for contract in contracts if "poolmeter.dashboards" in contract.get("source_modules", ())
+    )
+    modules = {f"poolmeter.collector.{path.stem}" for path in (ROOT / "collector").glob("*.py")}
+    assert listed == modules - {"poolmeter.collector.__init__", "poolmeter.collector.catalog"}
