@@ -165,5 +165,6 @@ uint64_t pm_board_given_ppm(const struct pm_board *board) {
     if (slice < 100000 || slice > 100000000 || turn < slice || turn > 2 * slice)
         return 915000; /* nobody has learned it */
     /* A turn and the way to the next one; a little less, as what is promised in full has to be there. */
-    return slice * 985000 / (slice + (turn - slice) / 2);
+    uint64_t given = slice * 985000 / (slice + (turn - slice) / 2);
+    return given < 890000 ? 890000 : given; /* cards differ less than what is learned of them */
 }
