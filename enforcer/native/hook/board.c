@@ -90,12 +90,18 @@ void pm_board_active(struct pm_board *board, uint32_t seat, uint64_t ns) {
         pm_add(&board->seats[seat].active_ns, ns);
 }
 
+/* A soft one makes way for those that are not, so it is no neighbour of theirs. */
+static bool counts(const struct pm_board *board, uint32_t seat, uint32_t other) {
+    return other != seat &&
+           (seat >= PM_BOARD_SEATS || pm_peek(&board->seats[seat].soft) || !pm_peek(&board->seats[other].soft));
+}
+
 uint64_t pm_board_others_active(const struct pm_board *board, uint32_t seat) {
     uint64_t sum = 0;
     uint32_t empty = 0;
     for (uint32_t i = 0; board && i < PM_BOARD_SEATS && empty < 32; i++) {
         empty = pm_peek(&board->seats[i].busy_until_ns) ? 0 : empty + 1;
-        if (i != seat)
+        if (counts(board, seat, i))
             sum += pm_peek(&board->seats[i].active_ns);
     }
     return sum;
@@ -106,7 +112,7 @@ uint32_t pm_board_neighbours(const struct pm_board *board, uint32_t seat, uint64
     for (uint32_t i = 0; board && i < PM_BOARD_SEATS && empty < 32; i++) { /* seats are taken from the front */
         uint64_t until = pm_peek(&board->seats[i].busy_until_ns);
         empty = until ? 0 : empty + 1;
-        count += i != seat && until > since_ns && until < since_ns + STALE_NS;
+        count += counts(board, seat, i) && until > since_ns && until < since_ns + STALE_NS;
     }
     return count;
 }

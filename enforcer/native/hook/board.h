@@ -31,7 +31,7 @@ uint64_t pm_board_given_ppm(const struct pm_board *board);
 /* What the seat's allocation may use. */
 void pm_board_present(struct pm_board *board, uint32_t seat, uint64_t limit_ppm, bool soft, uint64_t weight);
 void pm_board_starved(struct pm_board *board, uint32_t seat, uint64_t until_ns);
-/* Other seats that were busy at some time after `since_ns`. */
+/* Other seats that were busy at some time after `since_ns`; without those that make way. */
 uint32_t pm_board_neighbours(const struct pm_board *board, uint32_t seat, uint64_t since_ns);
 
 #endif
