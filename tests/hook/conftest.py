@@ -8,7 +8,21 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HOOK = ROOT / "enforcer" / "native" / "hook"
-ACCOUNTING = ("board", "bucket", "clock", "estimates", "memory", "pages", "pointers", "process", "samples", "settler", "slots", "tracker")
+ACCOUNTING = (
+    "board",
+    "bucket",
+    "clock",
+    "estimates",
+    "limiter",
+    "memory",
+    "pages",
+    "pointers",
+    "process",
+    "samples",
+    "settler",
+    "slots",
+    "tracker",
+)
 DEVICE = "GPU-00000000-0000-0000-0000-000000000001"
 
 

@@ -59,7 +59,7 @@ struct tenant {
 
 static struct tenant tenants[TENANTS];
 static int tenant_count, current = -1, on_device = -1;
-static uint64_t event_ns, gap_ns;
+static uint64_t event_ns, gap_ns, resume_ns;
 static uint64_t slice_ns, switch_ns, device_time, slice_end;
 
 static uint64_t now(void) {
@@ -198,8 +198,11 @@ static void launch(struct tenant *t, int stream, uint64_t kind, double us) {
     struct pm_estimate *entry = pm_estimate_find(t->estimates, pm_mix(1, kind) | 1);
     pm_launch_begin(&launch, &t->tracker, entry, (void *)(uintptr_t)(stream + 1), (uint64_t)(stream + 1));
     t->host += 3000;
-    if (gap_ns)
-        push(t, stream, (struct op){COPY, gap_ns, NULL});
+    if (gap_ns) {
+        const struct stream *q = &t->streams[stream];
+        bool after_event = q->tail > 0 && q->ops[(q->tail - 1) % QUEUE].kind == EVENT;
+        push(t, stream, (struct op){COPY, gap_ns + (after_event ? resume_ns : 0), NULL});
+    }
     push(t, stream, (struct op){KERNEL, (uint64_t)(us * 1000), NULL});
     pm_launch_end(&launch, true);
     t->issued++;
@@ -256,8 +259,9 @@ int main(int argc, char **argv) {
     uint64_t begin = 1000000000, end = begin + (uint64_t)(atof(argv[3]) * 1e9);
     struct pm_board *board = atoi(argv[4]) ? calloc(1, sizeof *board) : NULL;
     if (atoi(argv[4]) == 2) {
-        event_ns = 1100;
-        gap_ns = 600;
+        event_ns = 1280; /* as seen on an H200, driver 580 */
+        gap_ns = 1750;
+        resume_ns = 770; /* more, after an event */
     }
     pm_clock_use(now, sleep_until);
     device_time = begin;

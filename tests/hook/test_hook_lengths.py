@@ -78,7 +78,7 @@ def test_tenants_that_come_and_go_beside_a_busy_host(tmp_path: Path) -> None:
             assert [process.wait(60) for process in running] == [0, 0, 0]
             truth = {record.pid: record.busy_ns for record in machine.truth()}
             for process, folder in zip(running, folders, strict=True):
-                assert charged(machine, folder) == pytest.approx(truth[process.pid], rel=0.05)
+                assert charged(machine, folder) == pytest.approx(truth[process.pid], rel=0.1)
     finally:
         for hog in hogs:
             hog.kill()

@@ -47,7 +47,7 @@ SHARED = (
 
 
 @pytest.mark.parametrize("tenants", SHARED)
-@pytest.mark.parametrize("switch_us", [0, 160])
+@pytest.mark.parametrize("switch_us", [40, 160])
 def test_sharing_from_the_start(model: Path, tenants: tuple[str, ...], switch_us: int) -> None:
     assert all(abs(error) < 2 for error in run(model, switch_us, 3, 1, *tenants))
 

@@ -90,12 +90,18 @@ void pm_board_active(struct pm_board *board, uint32_t seat, uint64_t ns) {
         pm_add(&board->seats[seat].active_ns, ns);
 }
 
+/* A soft one makes way for those that are not, so it is no neighbour of theirs. */
+static bool counts(const struct pm_board *board, uint32_t seat, uint32_t other) {
+    return other != seat &&
+           (seat >= PM_BOARD_SEATS || pm_peek(&board->seats[seat].soft) || !pm_peek(&board->seats[other].soft));
+}
+
 uint64_t pm_board_others_active(const struct pm_board *board, uint32_t seat) {
     uint64_t sum = 0;
     uint32_t empty = 0;
     for (uint32_t i = 0; board && i < PM_BOARD_SEATS && empty < 32; i++) {
         empty = pm_peek(&board->seats[i].busy_until_ns) ? 0 : empty + 1;
-        if (i != seat)
+        if (counts(board, seat, i))
             sum += pm_peek(&board->seats[i].active_ns);
     }
     return sum;
@@ -106,7 +112,65 @@ uint32_t pm_board_neighbours(const struct pm_board *board, uint32_t seat, uint64
     for (uint32_t i = 0; board && i < PM_BOARD_SEATS && empty < 32; i++) { /* seats are taken from the front */
         uint64_t until = pm_peek(&board->seats[i].busy_until_ns);
         empty = until ? 0 : empty + 1;
-        count += i != seat && until > since_ns && until < since_ns + STALE_NS;
+        count += counts(board, seat, i) && until > since_ns && until < since_ns + STALE_NS;
     }
     return count;
+}
+
+void pm_board_present(struct pm_board *board, uint32_t seat, uint64_t limit_ppm, bool soft, uint64_t weight) {
+    if (board && seat < PM_BOARD_SEATS) {
+        pm_poke(&board->seats[seat].limit_ppm, limit_ppm < 1000000 ? limit_ppm : 0);
+        pm_poke(&board->seats[seat].soft, soft);
+        pm_poke(&board->seats[seat].weight, weight);
+    }
+}
+
+void pm_board_starved(struct pm_board *board, uint32_t seat, uint64_t until_ns) {
+    if (board && seat < PM_BOARD_SEATS)
+        pm_poke(&board->seats[seat].starved_until_ns, until_ns);
+}
+
+#define LATELY_NS 100000000u
+#define ALLOCATIONS 64u
+
+void pm_board_survey(const struct pm_board *board, uint32_t seat, uint64_t now_ns, struct pm_neighbours *found) {
+    *found = (struct pm_neighbours){0};
+    if (!board || seat >= PM_BOARD_SEATS)
+        return;
+    uint32_t seen[ALLOCATIONS], count = 1, empty = 0;
+    seen[0] = (uint32_t)pm_peek(
+        &board->seats[seat].owner); /* its low half is the allocation, which may have many processes */
+    for (uint32_t i = 0; i < PM_BOARD_SEATS && empty < 32; i++) {
+        const struct pm_board_seat *other = &board->seats[i];
+        uint64_t until = pm_peek(&other->busy_until_ns), owner = pm_peek(&other->owner);
+        empty = until ? 0 : empty + 1;
+        if (owner == 0 || until > now_ns + STALE_NS || until + 1000000000u < now_ns)
+            continue;
+        found->starved |=
+            pm_peek(&other->starved_until_ns) > now_ns && pm_peek(&other->starved_until_ns) < now_ns + STALE_NS;
+        if ((uint32_t)owner == seen[0])
+            continue;
+        bool soft = pm_peek(&other->soft) != 0;
+        found->active = true;
+        found->owner_busy |= !soft && until > now_ns;
+        if (until + LATELY_NS < now_ns)
+            continue;
+        uint32_t known = 1;
+        while (known < count && seen[known] != (uint32_t)owner)
+            known++;
+        if (known < count || count == ALLOCATIONS)
+            continue;
+        seen[count++] = (uint32_t)owner;
+        found->limits_ppm += pm_peek(&other->limit_ppm);
+        found->soft_weights += soft ? pm_peek(&other->weight) : 0;
+    }
+}
+
+uint64_t pm_board_given_ppm(const struct pm_board *board) {
+    uint64_t slice = board ? pm_peek(&board->slice_ns) : 0, turn = board ? pm_peek(&board->turn_ns) : 0;
+    if (slice < 100000 || slice > 100000000 || turn < slice || turn > 2 * slice)
+        return 915000; /* nobody has learned it */
+    /* A turn and the way to the next one; a little less, as what is promised in full has to be there. */
+    uint64_t given = slice * 985000 / (slice + (turn - slice) / 2);
+    return given < 890000 ? 890000 : given; /* cards differ less than what is learned of them */
 }

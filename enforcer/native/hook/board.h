@@ -17,7 +17,21 @@ void pm_board_busy(struct pm_board *board, uint32_t seat, uint64_t until_ns);
 void pm_board_active(struct pm_board *board, uint32_t seat, uint64_t ns);
 /* Sum of that over the other seats. */
 uint64_t pm_board_others_active(const struct pm_board *board, uint32_t seat);
-/* Other seats that were busy at some time after `since_ns`. */
+/* What a limit looks at: the other allocations. */
+struct pm_neighbours {
+    uint64_t limits_ppm;   /* sum of the limits of those active of late; without those that have none */
+    uint64_t soft_weights; /* sum of the weights of the soft ones among them */
+    bool active;           /* somebody was active within a second */
+    bool owner_busy;       /* one that is not soft has work now */
+    bool starved;          /* one, or the own, gets less than its limit although it has work */
+};
+void pm_board_survey(const struct pm_board *board, uint32_t seat, uint64_t now_ns, struct pm_neighbours *found);
+/* Parts per million of the card that tenants get together when all of them keep it busy. */
+uint64_t pm_board_given_ppm(const struct pm_board *board);
+/* What the seat's allocation may use. */
+void pm_board_present(struct pm_board *board, uint32_t seat, uint64_t limit_ppm, bool soft, uint64_t weight);
+void pm_board_starved(struct pm_board *board, uint32_t seat, uint64_t until_ns);
+/* Other seats that were busy at some time after `since_ns`; without those that make way. */
 uint32_t pm_board_neighbours(const struct pm_board *board, uint32_t seat, uint64_t since_ns);
 
 #endif

@@ -1,71 +1,68 @@
 #include "bucket.h"
 
-#include "clock.h"
+typedef unsigned __int128 u128;
 
-#define BURST_NS 20000000 /* what an idle allocation can save up */
-#define QUANTUM_NS                                                                                                     \
-    2000000                /* a waiter sleeps until so much is there: waking for every launch makes short ones drift   \
-                            */
-#define SLICE_NS 20000000u /* longest sleep at a time: the caller may hold a lock, and the limit may change */
+/* Up to `most`; what does not fit is not added. */
+static int64_t pour(struct pm_bucket *bucket, int64_t income, int64_t most) {
+    int64_t balance = pm_load(&bucket->balance_ns), added;
+    do {
+        int64_t room = most > balance ? most - balance : 0;
+        added = income < room ? income : room;
+    } while (!__atomic_compare_exchange_n(&bucket->balance_ns, &balance, balance + added, true, __ATOMIC_ACQ_REL,
+                                          __ATOMIC_ACQUIRE));
+    pm_add(&bucket->refilled_ns, (uint64_t)added);
+    return balance + added;
+}
 
-/* Adds what has come in since the last refill; whoever wins the exchange adds it, so nobody else has to. */
-static void refill(struct pm_bucket *bucket, uint64_t limit_ppm, uint64_t now) {
+int64_t pm_bucket_refill(struct pm_bucket *bucket, uint64_t rate_ppm, uint64_t now_ns, int64_t most_ns) {
     uint64_t last = pm_load(&bucket->last_refill_ns);
-    if (now <= last || now - last < 10000)
-        return;
-    if (!__atomic_compare_exchange_n(&bucket->last_refill_ns, &last, now, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
-        return;
-    uint64_t elapsed = now - last > 1000000000u ? 1000000000u : now - last;
-    int64_t income = (int64_t)(elapsed * limit_ppm / 1000000);
-    pm_add(&bucket->refilled_ns, (uint64_t)income);
-    int64_t balance = pm_add(&bucket->balance_ns, income) + income;
-    if (balance > BURST_NS)
-        pm_add(&bucket->balance_ns, BURST_NS - balance);
+    if (last > now_ns) { /* of another clock: before a restart of the machine */
+        if (last > now_ns + 1000000000u)
+            __atomic_compare_exchange_n(&bucket->last_refill_ns, &last, now_ns, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED);
+        return pm_bucket_balance(bucket);
+    }
+    u128 income = (u128)(now_ns - last) * rate_ppm / PM_WHOLE_PPM;
+    if (income == 0)
+        return pm_bucket_balance(bucket);
+    /* Only the time that made whole nanoseconds is used up; whoever wins the exchange adds them, so nobody else does.
+     */
+    uint64_t used_until = last + (uint64_t)((income * PM_WHOLE_PPM + rate_ppm - 1) / rate_ppm);
+    if (!__atomic_compare_exchange_n(&bucket->last_refill_ns, &last, used_until, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_RELAXED))
+        return pm_bucket_balance(bucket);
+    return pour(bucket, income > INT64_MAX / 4 ? INT64_MAX / 4 : (int64_t)income, most_ns);
 }
 
-/* A limit where there was none begins with an even account; else debt is carried, never forgiven. */
-static void adopt(struct pm_bucket *bucket, uint64_t limit_ppm, uint64_t now) {
-    uint64_t before = pm_load(&bucket->limit_ppm);
-    if (before == limit_ppm ||
-        !__atomic_compare_exchange_n(&bucket->limit_ppm, &before, limit_ppm, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
-        return;
-    if (before == 0 || !pm_bucket_limits(before)) { /* 0: of a new page; a limit of nothing takes no income to adopt */
-        pm_store(&bucket->last_refill_ns, now);
-        pm_store(&bucket->balance_ns, (int64_t)QUANTUM_NS);
-    }
+void pm_bucket_forgive(struct pm_bucket *bucket) {
+    int64_t balance = pm_load(&bucket->balance_ns);
+    if (balance < 0)
+        pour(bucket, -balance, 0);
 }
 
-void pm_bucket_enter(struct pm_process *self, struct pm_context *context, bool poll) {
-    struct pm_bucket *bucket = context->tracker.bucket;
-    struct pm_counters *counters = context->tracker.counters;
-    uint64_t began = 0;
-    int64_t enough = 1;
-    for (;;) {
-        uint64_t limit_ppm = pm_process_limits(self, context->device).limit_ppm;
-        if (limit_ppm != pm_load(&bucket->limit_ppm))
-            adopt(bucket, limit_ppm, pm_now_ns());
-        if (!pm_bucket_limits(limit_ppm))
-            break;
-        if (pm_load(&bucket->balance_ns) >= enough && began == 0)
-            break;
-        uint64_t now = pm_now_ns();
-        refill(bucket, limit_ppm, now);
-        int64_t balance = pm_load(&bucket->balance_ns);
-        if (balance >= enough)
-            break;
-        if (began == 0) {
-            began = now;
-            enough = QUANTUM_NS;
-            pm_add(&counters->throttle_waits, 1);
-            __atomic_fetch_add(&bucket->waiters, 1, __ATOMIC_RELAXED);
-        }
-        uint64_t wait = limit_ppm ? (uint64_t)(enough - balance) * 1000000 / limit_ppm : SLICE_NS;
-        pm_sleep_until_ns(now + (wait > SLICE_NS ? SLICE_NS : wait < 20000 ? 20000 : wait));
-        if (poll)
-            pm_tracker_poll(&context->tracker);
-        uint64_t after = pm_now_ns();
-        pm_add(&counters->throttled_ns, after - now);
-    }
-    if (began)
-        __atomic_fetch_sub(&bucket->waiters, 1, __ATOMIC_RELAXED);
+void pm_bucket_adopt(struct pm_bucket *bucket, uint64_t generation, uint64_t limit_ppm, uint64_t now_ns) {
+    uint64_t known = pm_load(&bucket->generation);
+    do {
+        if (known >= generation)
+            return;
+    } while (!__atomic_compare_exchange_n(&bucket->generation, &known, generation, false, __ATOMIC_ACQ_REL,
+                                          __ATOMIC_ACQUIRE));
+    uint64_t before = __atomic_exchange_n(&bucket->limit_ppm, limit_ppm, __ATOMIC_ACQ_REL);
+    if (!pm_bucket_limits(limit_ppm) || (known != 0 && pm_bucket_limits(before)))
+        return;
+    pm_store(&bucket->last_refill_ns, now_ns);
+    int64_t balance = pm_load(&bucket->balance_ns);
+    while (!__atomic_compare_exchange_n(&bucket->balance_ns, &balance, PM_QUANTUM_NS, true, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE))
+        ;
+    pm_add(&bucket->refilled_ns, (uint64_t)(PM_QUANTUM_NS - balance));
+}
+
+uint64_t pm_bucket_wait(int64_t balance_ns, int64_t enough_ns, uint64_t rate_ppm) {
+    if (balance_ns >= enough_ns)
+        return 0;
+    if (rate_ppm == 0)
+        return UINT64_MAX;
+    u128 wait = ((u128)((__int128)enough_ns - balance_ns) * PM_WHOLE_PPM + rate_ppm - 1) / rate_ppm;
+    return wait > UINT64_MAX / 2 ? UINT64_MAX / 2 : (uint64_t)wait;
 }

@@ -135,6 +135,7 @@
     X(cuEventRecord)                                                                                                   \
     X(cuEventQuery)                                                                                                    \
     X(cuEventElapsedTime)                                                                                              \
+    X(cuFuncGetName)                                                                                                   \
     X(cuMemPoolGetAttribute)                                                                                           \
     X(cuPointerGetAttribute)
 

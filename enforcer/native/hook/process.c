@@ -86,14 +86,21 @@ static void refresh_limits(struct pm_process *self) {
     if (copy && self->grant && pm_grant_read(self->grant, copy)) {
         for (uint32_t d = 0; d < self->view.device_count; d++) {
             struct pm_limits limits = {.limit_ppm = PM_UNLIMITED, .memory_limit = 0};
+            const struct pm_grant_device *listed = NULL;
             for (uint32_t i = 0; i < copy->device_count; i++) {
                 const struct pm_grant_device *entry = &copy->devices[i];
                 if (strncmp(entry->uuid, self->uuids[d], PM_UUID_BYTES) == 0)
-                    limits = (struct pm_limits){entry->limit_ppm, entry->memory_limit, 1, entry->show_memory};
+                    listed = entry;
             }
+            if (listed)
+                limits = (struct pm_limits){listed->limit_ppm, listed->memory_limit, 1, listed->show_memory,
+                                            copy->charge_copies};
+            pm_limiter_set(&self->limiters[d], copy->generation, limits.limit_ppm,
+                           listed && (listed->soft || copy->soft), listed ? listed->weight : 0, copy->suspended != 0);
             pm_poke(&self->limits[d].limit_ppm, limits.limit_ppm);
             pm_poke(&self->limits[d].memory_limit, limits.memory_limit);
             pm_poke(&self->limits[d].show_memory, limits.show_memory);
+            pm_poke(&self->limits[d].charge_copies, limits.charge_copies);
             pm_poke(&self->limits[d].listed, limits.listed);
         }
         pm_store(&self->grant_generation, copy->generation);
@@ -107,6 +114,9 @@ static void map_boards(struct pm_process *self, bool own_folder) {
         snprintf(path, sizeof path, own_folder ? "%s/devices/%s" : "%s/../../devices/%s", self->folder, self->uuids[d]);
         self->boards[d] = strchr(self->uuids[d], '/') ? NULL : pm_board_map(path, self->uuids[d]);
         self->seats[d] = pm_board_sit(self->boards[d], hash_text(self->folder) ^ (uint64_t)getpid() << 32);
+        self->limiters[d].board = self->boards[d];
+        self->limiters[d].seat = self->seats[d];
+        pm_limiter_present(&self->limiters[d]);
     }
 }
 
@@ -176,6 +186,7 @@ static uint32_t attach_locked(struct pm_process *self) {
     for (uint32_t d = 0; d < self->view.device_count; d++) {
         memcpy(self->uuids[d], pm_view_device(&self->view, d)->uuid, PM_UUID_BYTES);
         self->uuids[d][PM_UUID_BYTES - 1] = 0;
+        self->limiters[d].bucket = &pm_view_device(&self->view, d)->bucket;
     }
     self->lock_fd = open_for_lock(self->folder);
     if (self->lock_fd < 0) {
@@ -239,7 +250,7 @@ struct pm_limits pm_process_limits(struct pm_process *self, uint32_t device) {
     }
     struct pm_limits *now = &self->limits[device];
     return (struct pm_limits){pm_peek(&now->limit_ppm), pm_peek(&now->memory_limit), pm_peek(&now->listed),
-                              pm_peek(&now->show_memory)};
+                              pm_peek(&now->show_memory), pm_peek(&now->charge_copies)};
 }
 
 bool pm_process_take(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes) {
@@ -291,7 +302,7 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
             if (self->context_count < 4)
                 atexit(at_exit); /* the driver may have registered its own meanwhile; ours has to come first */
             pm_tracker_init(&found->tracker, driver, pm_process_counters(self, device));
-            found->tracker.bucket = &pm_view_device(&self->view, device)->bucket;
+            found->tracker.limiter = &self->limiters[device];
             found->tracker.board = self->boards[device];
             found->tracker.seat = self->seats[device];
             found->tracker.settler = &self->settler;

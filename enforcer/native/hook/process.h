@@ -20,6 +20,7 @@ struct pm_limits {
     uint64_t memory_limit;
     uint32_t listed;
     uint32_t show_memory;
+    uint32_t charge_copies;
 };
 
 struct pm_context {
@@ -40,6 +41,7 @@ struct pm_process {
     int lock_fd;
     uint64_t generation; /* of the contexts; differs between parent and child */
     struct pm_limits limits[PM_MAX_DEVICES];
+    struct pm_limiter limiters[PM_MAX_DEVICES];
     char uuids[PM_MAX_DEVICES][PM_UUID_BYTES];
     struct pm_board *boards[PM_MAX_DEVICES];
     uint32_t seats[PM_MAX_DEVICES];

@@ -6,6 +6,8 @@
 #define PRESENCE_NS 50000000u
 #define ROUND_NS 5000000u /* between two rounds of timing everything anew, at first and at most */
 #define ROUND_MOST_NS 300000000u
+#define STEADY_SAMPLES 6
+#define STRIKES 12u /* launches in a row that met a neighbour, after which it is the launch that has become longer */
 
 /* Something took longer than was known. How often that is followed up depends on whether it led to anything. */
 void pm_samples_time_anew(struct pm_tracker *tracker) {
@@ -160,19 +162,32 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
     double span = (double)took, known = (double)entry->ns, near = pm_samples_presence(tracker, segment->neighbours);
     double turn = tracker->turn_ns * segment->neighbours, mine;
     double turns = (double)(uint64_t)(span / (tracker->slice_ns + turn) + 0.5);
-    if (span < 0.8 * tracker->turn_ns) {
+    /* Not short against a turn, so that many meet one, nor so long that all do. */
+    bool comparable =
+        entry->lone && entry->unsteady <= 10 && known > tracker->slice_ns / 4 && known < tracker->slice_ns;
+    bool short_and_known = comparable && entry->lone >= STEADY_SAMPLES;
+    if (comparable && !short_and_known && span < 0.8 * tracker->turn_ns + known) { /* the shortest met nobody */
+        entry->samples++;
+        entry->lone++;
+        pm_add(&tracker->counters->timed_samples, 1);
+        if (span < known)
+            set_estimate(entry, span);
+        return entry->ns;
+    }
+    if (span < 0.8 * tracker->turn_ns + (short_and_known ? known : 0)) {
         /* No room for a whole turn of anybody's, so as good as alone; but a neighbour with little to do ends its turn
          * early. */
-        double likely = (entry->unsteady > 10 ? 3 : 1.3) * known;
+        double likely = short_and_known ? 1.08 * known + 2000 : (entry->unsteady > 10 ? 3 : 1.3) * known;
         pm_poke(&entry->suspects, 0); /* the neighbours' turns explain long waits */
-        if (entry->lone && span >= likely && ++entry->strikes > 3)
+        if (entry->lone && span >= likely && ++entry->strikes > (short_and_known ? STRIKES : 3))
             entry->lone = 0; /* that often, it is the launch itself that has become longer */
         if (!entry->lone || span < likely) {
             entry->strikes = 0;
             return pm_samples_take_lone(tracker, entry, took);
         }
         entry->samples++;
-        entry->unsteady = entry->unsteady < 18 ? entry->unsteady + 2 : 20;
+        if (!short_and_known)
+            entry->unsteady = entry->unsteady < 18 ? entry->unsteady + 2 : 20;
         pm_add(&tracker->counters->dropped_samples, 1);
         return entry->ns;
     }
@@ -196,6 +211,8 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
             learn_turn(tracker, span - known, turns);
         if (entry->lone) {
             bool likely = mine > known / 3 && mine < 3 * known, close = mine > 0.8 * known && mine < 1.25 * known;
+            if (short_and_known && turns > 0 && (close || ++entry->strikes < STRIKES))
+                return entry->ns; /* turns of any length explain it */
             if (!likely && turns > 0)
                 return entry->ns; /* met turns that ended early: says nothing */
             /* launches of one kind can differ in length; leaving out those that met a neighbour would leave out the

@@ -1,5 +1,6 @@
-#include "bucket.h"
 #include "shim.h"
+
+#include <string.h>
 
 /* A launch between its two halves; without a tracker it is not metered. */
 struct ticket {
@@ -17,7 +18,34 @@ static enum capture capture_of(CUstream stream) {
     return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE ? NOT_CAPTURING : CAPTURING;
 }
 
-static void ticket_open(struct ticket *ticket, uint64_t kind, CUstream stream) {
+/* The usual launch goes without: nothing limits, or there is device time left and its kind is known. */
+static bool must_ask(struct pm_process *self, const struct pm_context *context, const struct pm_estimate *entry) {
+    const struct pm_limiter *limiter = &self->limiters[context->device];
+    if (pm_load(&self->grant->generation) != pm_load(&self->grant_generation))
+        return true;
+    if (!pm_peek(&limiter->active))
+        return false;
+    return pm_bucket_balance(limiter->bucket) <= 0 || pm_peek(&limiter->suspended) || pm_peek(&limiter->soft) ||
+           !entry || pm_peek(&entry->ns) == 0;
+}
+
+/*
+ * Kernels of collectives wait on the device for their peers, and are handed over between a group's start and end:
+ * holding one back would keep the others spinning, so they are charged and never held.
+ */
+static bool collective(struct pm_estimate *entry, CUfunction f) {
+    if (!entry || !f || !pm_need[PM_NEED_cuFuncGetName])
+        return false;
+    if (!(pm_peek(&entry->flags) & PM_KIND_NAMED)) {
+        const char *name = NULL;
+        bool found =
+            PM_NEED(cuFuncGetName)(&name, f) == CUDA_SUCCESS && name && strncmp(name, "ncclDevKernel", 13) == 0;
+        pm_poke(&entry->flags, PM_KIND_NAMED | (found ? PM_KIND_COLLECTIVE : 0));
+    }
+    return pm_peek(&entry->flags) & PM_KIND_COLLECTIVE;
+}
+
+static void ticket_open(struct ticket *ticket, uint64_t kind, CUfunction f, CUstream stream) {
     ticket->launch.tracker = NULL;
     ticket->counters = NULL;
     struct pm_process *self = pm_self();
@@ -26,10 +54,12 @@ static void ticket_open(struct ticket *ticket, uint64_t kind, CUstream stream) {
     struct pm_context *context = pm_current(self);
     if (!context)
         return;
-    pm_bucket_enter(self, context, pm_peek(&pm_captures) == 0);
     ticket->counters = context->tracker.counters;
     struct pm_estimate *entry = pm_estimate_find(self->estimates, kind ? kind : 1);
-    pm_launch_begin(&ticket->launch, &context->tracker, entry, stream, pm_lane_key(stream));
+    uint64_t lane_key = pm_lane_key(stream);
+    if (must_ask(self, context, entry) && !collective(entry, f))
+        pm_limiter_wait(self, context, entry, PM_PER_THREAD, lane_key);
+    pm_launch_begin(&ticket->launch, &context->tracker, entry, stream, lane_key);
 }
 
 static void ticket_close(struct ticket *ticket, CUresult result, bool graph) {
@@ -51,10 +81,10 @@ static uint64_t kind_of(const void *function, unsigned gx, unsigned gy, unsigned
     if (!pm_ready() || !pm_real[PM_HOOK_##name])                                                                       \
     return CUDA_ERROR_NOT_FOUND
 
-#define METERED(name, kind, stream, graph, ...)                                                                        \
+#define METERED(name, kind, f, stream, graph, ...)                                                                     \
     MISSING(name);                                                                                                     \
     struct ticket ticket;                                                                                              \
-    ticket_open(&ticket, kind, stream);                                                                                \
+    ticket_open(&ticket, kind, f, stream);                                                                             \
     CUresult result = PM_REAL(name)(__VA_ARGS__);                                                                      \
     ticket_close(&ticket, result, graph);                                                                              \
     return result
@@ -62,7 +92,7 @@ static uint64_t kind_of(const void *function, unsigned gx, unsigned gy, unsigned
 #define LAUNCH_KERNEL(name, null_is)                                                                                   \
     PM_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,             \
                             unsigned bz, unsigned shared, CUstream stream, void **params, void **extra) {              \
-        METERED(name, kind_of(f, gx, gy, gz, bx, by, bz, shared), pm_stream(stream, null_is), false, f, gx, gy, gz,    \
+        METERED(name, kind_of(f, gx, gy, gz, bx, by, bz, shared), f, pm_stream(stream, null_is), false, f, gx, gy, gz, \
                 bx, by, bz, shared, stream, params, extra);                                                            \
     }
 LAUNCH_KERNEL(cuLaunchKernel, PM_LEGACY)
@@ -71,7 +101,7 @@ LAUNCH_KERNEL(cuLaunchKernel_ptsz, PM_PER_THREAD)
 #define LAUNCH_COOPERATIVE(name, null_is)                                                                              \
     PM_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,             \
                             unsigned bz, unsigned shared, CUstream stream, void **params) {                            \
-        METERED(name, kind_of(f, gx, gy, gz, bx, by, bz, shared), pm_stream(stream, null_is), false, f, gx, gy, gz,    \
+        METERED(name, kind_of(f, gx, gy, gz, bx, by, bz, shared), f, pm_stream(stream, null_is), false, f, gx, gy, gz, \
                 bx, by, bz, shared, stream, params);                                                                   \
     }
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, PM_LEGACY)
@@ -83,22 +113,22 @@ LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, PM_PER_THREAD)
                 c ? kind_of(f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,        \
                             c->sharedMemBytes)                                                                         \
                   : 1,                                                                                                 \
-                pm_stream(c ? c->hStream : NULL, null_is), false, c, f, params, extra);                                \
+                f, pm_stream(c ? c->hStream : NULL, null_is), false, c, f, params, extra);                             \
     }
 LAUNCH_EX(cuLaunchKernelEx, PM_LEGACY)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, PM_PER_THREAD)
 
 PM_EXPORT CUresult cuLaunch(CUfunction f) {
-    METERED(cuLaunch, kind_of(f, 1, 1, 1, 0, 0, 0, 0), (CUstream)PM_LEGACY, false, f);
+    METERED(cuLaunch, kind_of(f, 1, 1, 1, 0, 0, 0, 0), f, (CUstream)PM_LEGACY, false, f);
 }
 
 PM_EXPORT CUresult cuLaunchGrid(CUfunction f, int width, int height) {
-    METERED(cuLaunchGrid, kind_of(f, (unsigned)width, (unsigned)height, 1, 0, 0, 0, 0), (CUstream)PM_LEGACY, false, f,
-            width, height);
+    METERED(cuLaunchGrid, kind_of(f, (unsigned)width, (unsigned)height, 1, 0, 0, 0, 0), f, (CUstream)PM_LEGACY, false,
+            f, width, height);
 }
 
 PM_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream) {
-    METERED(cuLaunchGridAsync, kind_of(f, (unsigned)width, (unsigned)height, 1, 0, 0, 0, 0),
+    METERED(cuLaunchGridAsync, kind_of(f, (unsigned)width, (unsigned)height, 1, 0, 0, 0, 0), f,
             pm_stream(stream, PM_LEGACY), false, f, width, height, stream);
 }
 
@@ -137,11 +167,11 @@ static void graph_changed(CUgraphExec exec) {
 }
 
 PM_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
-    METERED(cuGraphLaunch, graph_kind(exec), pm_stream(stream, PM_LEGACY), true, exec, stream);
+    METERED(cuGraphLaunch, graph_kind(exec), NULL, pm_stream(stream, PM_LEGACY), true, exec, stream);
 }
 
 PM_EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
-    METERED(cuGraphLaunch_ptsz, graph_kind(exec), pm_stream(stream, PM_PER_THREAD), true, exec, stream);
+    METERED(cuGraphLaunch_ptsz, graph_kind(exec), NULL, pm_stream(stream, PM_PER_THREAD), true, exec, stream);
 }
 
 PM_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "estimates.h"
+#include "limiter.h"
 #include "pages.h"
 
 /* The driver's event calls. All return 0 or an error; query returns 0 (passed), PM_NOT_READY or an error. */
@@ -32,7 +33,7 @@ struct pm_driver {
 #define PM_LANES 64
 #define PM_MARKS 512
 #define PM_SEGMENTS 384
-#define PM_BINS 4096
+#define PM_BINS 8192
 #define PM_NO_MARK 0xffffu
 
 struct pm_mark {
@@ -59,6 +60,7 @@ struct pm_segment {
 };
 
 struct pm_lane {
+    void *stream;
     uint64_t key; /* 0: free */
     uint16_t open;
     uint16_t tainted;
@@ -87,7 +89,8 @@ struct pm_tracker {
     pthread_mutex_t lock;
     const struct pm_driver *driver;
     struct pm_counters *counters; /* of the own slot and this device */
-    struct pm_bucket *bucket;     /* NULL: no account is kept */
+    struct pm_limiter *limiter;   /* NULL: no account is kept */
+    int64_t owed_ns;              /* to the limiter's account: charged beyond the estimates that were settled */
     struct pm_board *board;
     uint32_t seat;
     bool broken;       /* events do not work here: estimates only */
@@ -95,6 +98,7 @@ struct pm_tracker {
     uint32_t *settler; /* futex word: 1 while the settling thread sleeps because nothing is pending */
     uint32_t faults;
     uint64_t credit_ns;      /* charged too much earlier; taken from the next charges */
+    uint32_t quiet;          /* the program has waited for its work, and nothing was launched since */
     uint32_t round;          /* of timing everything anew */
     uint64_t round_at_ns;    /* when it began */
     uint64_t round_every_ns; /* not before so long */
@@ -139,6 +143,14 @@ void pm_launch_end(struct pm_launch *launch, bool launched);
 void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key);
 /* Before the program waits for the stream (NULL tail: for everything); ends an open segment worth measuring. */
 void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_key);
+/*
+ * The program is held from launching: ends what is open in all streams, however short, so that it is measured
+ * meanwhile. A stream handle that means another stream in each thread is `other_threads`; of these only the one with
+ * this key is the caller's.
+ */
+void pm_tracker_held(struct pm_tracker *tracker, uint64_t lane_key, uint64_t other_threads);
+/* It goes on: what comes next begins with a mark of its own. */
+void pm_tracker_rested(struct pm_tracker *tracker);
 /* Charges what has passed. */
 void pm_tracker_poll(struct pm_tracker *tracker);
 /*

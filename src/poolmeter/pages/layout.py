@@ -191,7 +191,10 @@ class BoardSeat(ctypes.LittleEndianStructure):
         ("busy_until_ns", ctypes.c_uint64),
         ("weight", ctypes.c_uint64),
         ("active_ns", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64 * 4),
+        ("limit_ppm", ctypes.c_uint64),
+        ("soft", ctypes.c_uint64),
+        ("starved_until_ns", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64),
     )
 
 
