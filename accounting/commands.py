@@ -26,7 +26,7 @@ def _filters(args: argparse.Namespace) -> Filters:
 
 
 def _period(args: argparse.Namespace, zone: str) -> Period:
-    return parse_period(args.start, args.end, args.time_zone or zone, SystemClock().wall_us())
+    return parse_period(args.start, args.end, zone if args.time_zone is None else args.time_zone, SystemClock().wall_us())
 
 
 class Usage:

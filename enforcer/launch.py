@@ -102,7 +102,8 @@ def launch(command: list[str], prepare: Callable[[], Prepared], started: Callabl
             failed = told.readline()
         status = _see_through(child)
         if failed:
-            sys.stderr.write(f"poolmeter: {json.loads(failed)['message']}\n")
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"poolmeter: {json.loads(failed)['message']}\n")
         return status, allocation
     finally:
         if go_write >= 0:

@@ -35,8 +35,8 @@ def known_nodes(run_option: str | None, data_option: str | None) -> tuple[KnownN
     --run alone counts when it is given; else $POOLMETER_RUN when a socket is there; else the nodes that `poolmeter up` wrote to
     up.json in the data folder, when one of them answers; else the default run folder.
     """
-    if run_option:
-        return (KnownNode(NodeRun(run_folder(run_option))),)
+    if run_option is not None:
+        return (KnownNode(NodeRun(Path(run_option).absolute())),)
     local = NodeRun(run_folder())
     if os.environ.get("POOLMETER_RUN") and local.socket.exists():
         return (KnownNode(local),)

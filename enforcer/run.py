@@ -78,8 +78,7 @@ class Run:
                 if args.id_file is not None:
                     write_whole(Path(args.id_file), f"{allocation.id}\n".encode())
                 if not args.quiet:
-                    sys.stderr.write(f"poolmeter: allocation {allocation.id} ({allocation.enforcement})\n")
-                    sys.stderr.flush()
+                    _note(f"allocation {allocation.id} ({allocation.enforcement})")
 
             try:
                 status, allocation = launch(command, lambda: _prepare(desk, request, uid, hook), started)
@@ -121,10 +120,17 @@ def _give_back(desk: Desk, allocation: Allocation) -> None:
     try:
         desk.take_back(allocation)
     except Refused as refusal:
-        sys.stderr.write(f"poolmeter: {refusal}; it is released when they have ended\n")
+        _note(f"{refusal}; it is released when they have ended")
     except PoolmeterError as error:
         # The enforcer releases what has lost its owner as soon as it is there again.
-        sys.stderr.write(f"poolmeter: allocation {allocation.id} is not released yet: {error}\n")
+        _note(f"allocation {allocation.id} is not released yet: {error}")
+
+
+def _note(text: str) -> None:
+    # For whoever reads along: that nobody does is no reason to give the program up.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"poolmeter: {text}\n")
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from poolmeter.errors import BadInput
+from poolmeter.toml import parse_toml, read_toml
 from poolmeter.model.units import parse_size
 
 CLOCKS = ("real", "virtual", "manual")
@@ -146,19 +146,12 @@ def load_machine(source: str | Path) -> MachineConfig:
             names = ", ".join(sorted(entry.stem for entry in known.parent.glob("*.toml")))
             raise BadInput(f"no machine is named {source}: expected a TOML file or one of {names}")
         path = known
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise BadInput(f"the machine file {path} cannot be read: {error.strerror}") from None
-    return parse_machine(text, str(path))
+    return parse_machine(read_toml(path, f"the machine file {path}").decode("utf-8", "replace"), str(path))
 
 
 def parse_machine(text: str, where: str) -> MachineConfig:
     """The machine that the TOML text describes; `where` names it in errors."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{where} is not TOML: {error}") from None
+    data = parse_toml(text.encode(), where)
     machine = _table(data.pop("machine", {}), _MACHINE_KEYS, f"{where}: machine")
     defaults = data.pop("defaults", {})
     cards = data.pop("card", None)

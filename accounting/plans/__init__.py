@@ -6,7 +6,6 @@ dates overlap or leave a gap is refused when read, a minute or model without a p
 
 import hashlib
 import re
-import tomllib
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -23,6 +22,7 @@ from poolmeter.accounting.plans.currencies import MINOR_DIGITS
 from poolmeter.errors import BadInput
 from poolmeter.model.units import MICROSECONDS, MINUTE_US
 from poolmeter.period import rfc3339, time_zone
+from poolmeter.toml import parse_toml, read_toml
 
 SCHEMA = "poolmeter.plan/1"
 PRICE_DECIMALS = 9  # a price has at most this many, so that every weight is a whole number
@@ -120,8 +120,8 @@ class _Prices(_Part):
 
 class _File(_Part):
     schema_name: Annotated[Literal["poolmeter.plan/1"], Field(alias="schema")]
-    name: Annotated[str, Field(min_length=1)]
-    version: Annotated[int, Field(ge=1, strict=True)]
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
+    version: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
     currency: str
     basis: Literal["allocated", "used"] = "allocated"
     time_zone: str | None = None
@@ -131,10 +131,7 @@ class _File(_Part):
 
 def load_plan(path: Path) -> PricePlan:
     """The plan of a file. Raises BadInput naming the file, the key, the value found and the value expected."""
-    try:
-        body = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"price plan {path} cannot be read: {error.strerror}, expected a TOML file") from None
+    body = read_toml(path, f"price plan {path}")
     return parse_plan(body, str(path))
 
 
@@ -145,10 +142,7 @@ def demo_plan() -> PricePlan:
 
 def parse_plan(body: bytes, source: str) -> PricePlan:
     """A plan from TOML bytes. Raises BadInput as `load_plan`."""
-    try:
-        values = tomllib.loads(body.decode("utf-8"), parse_float=str)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"price plan {source} is not TOML: {error}") from None
+    values = parse_toml(body, f"price plan {source}", parse_float=str)
     try:
         file = _File.model_validate(values)
     except ValidationError as error:
@@ -211,7 +205,11 @@ def _moment(value: date | datetime, zone: ZoneInfo | None, key: str) -> int:
         moment = value if value.tzinfo is not None else value.replace(tzinfo=zone)
     else:
         moment = datetime(value.year, value.month, value.day, tzinfo=zone or UTC)
-    delta = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    try:
+        moment = moment.astimezone(UTC)
+    except OverflowError:
+        raise BadInput(f"{key} is {value.isoformat()}, expected a time that in UTC lies in the years 1 to 9999") from None
+    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
     us = (delta.days * 86_400 + delta.seconds) * MICROSECONDS + delta.microseconds
     if us % MINUTE_US:
         raise BadInput(f"{key} is {value.isoformat()}, expected a whole minute")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from poolmeter import __version__
-from poolmeter.errors import BadInput, NotBuilt, PoolmeterError
+from poolmeter.errors import BadInput, NotBuilt, PoolmeterError, Unavailable
 
 
 class Command(Protocol):
@@ -110,14 +110,21 @@ def shared_options() -> argparse.ArgumentParser:
     """Options that every command takes."""
     shared = argparse.ArgumentParser(add_help=False)
     group = shared.add_argument_group("everywhere")
-    group.add_argument("--data", metavar="DIR", help="data folder ($POOLMETER_DATA)")
-    group.add_argument("--config", metavar="FILE", help="configuration file ($POOLMETER_CONFIG)")
+    group.add_argument("--data", metavar="DIR", type=_name, help="data folder ($POOLMETER_DATA)")
+    group.add_argument("--config", metavar="FILE", type=_name, help="configuration file ($POOLMETER_CONFIG)")
     group.add_argument(
         "--format", choices=("table", "json", "csv", "parquet", "arrow"), default="table", help="format of the result (table)"
     )
-    group.add_argument("--output", metavar="FILE", help="write the result to FILE instead of stdout")
+    group.add_argument("--output", metavar="FILE", type=_name, help="write the result to FILE instead of stdout")
     group.add_argument("--debug", action="store_true", help="log more, and print a traceback on an error")
     return shared
+
+
+def _name(text: str) -> str:
+    # `--data "$UNSET"` must not quietly mean the default place.
+    if not text:
+        raise argparse.ArgumentTypeError("it is '', expected a path")
+    return text
 
 
 def find(words: Sequence[str]) -> tuple[Entry | None, int]:
@@ -196,24 +203,72 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in (words[: words.index("--")] if "--" in words else words)
     failed = 125 if words[:1] == ["run"] else None
+    _complete_streams()
     try:
-        return dispatch(words)
+        code = dispatch(words)
+        sys.stdout.flush()
+        _quiet_end()
+        return code
     except PoolmeterError as error:
         if debug:
             raise
-        sys.stderr.write(f"poolmeter: {error}\n")
+        _complain(str(error))
         return failed or error.exit_code
     except BrokenPipeError:
         # The reader went away (`| head`): nothing to say, and nothing more to flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _mute(1)
+        return failed or 0
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        # A disk that is full, a folder that is closed to us: the machine's word, not a fault in here.
+        if debug:
+            raise
+        _complain(f"{error.filename or 'a stream'} cannot be used: {error.strerror or error}")
+        _mute(1)
+        return failed or Unavailable.exit_code
     except Exception as error:
         if debug:
             raise
-        sys.stderr.write(f"poolmeter: internal error: {type(error).__name__}: {error} (--debug shows where)\n")
+        _complain(f"internal error: {type(error).__name__}: {error} (--debug shows where)")
         return failed or 1
+
+
+def _complete_streams() -> None:
+    """Fill the standard descriptors that whoever started us left closed, so that no file we open is taken for one of them.
+
+    A result written to a closed stdout is still an error.
+    """
+    for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, mode), True)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _complain(text: str) -> None:
+    """One sentence on stderr; that it cannot be written changes no exit code."""
+    try:
+        sys.stderr.write(f"poolmeter: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _mute(2)
+
+
+def _quiet_end() -> None:
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _mute(2)
+
+
+def _mute(descriptor: int) -> None:
+    """Let what is still buffered for a dead stream go nowhere, so that the interpreter's own last flush cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ class ConfigCheck:
         parser.add_argument("file", nargs="?", help="the file (the one in force)")
 
     def run(self, args: argparse.Namespace) -> int:
-        load_config(args.file or args.config)
+        load_config(args.config if args.file is None else args.file)
         return 0
 
 

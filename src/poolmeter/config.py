@@ -6,16 +6,53 @@ must exist; the default places may be empty. Unknown keys are errors: a misspelt
 
 import os
 import socket
-import tomllib
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from poolmeter.errors import BadInput
+from poolmeter.period import time_zone
+from poolmeter.toml import parse_toml, read_toml
 
-Port = Annotated[int, Field(ge=0, le=65535)]
+
+def _name(value: str) -> str:
+    if not value or len(value) > 128 or not value.isprintable() or value != value.strip():
+        raise ValueError("1 to 128 printable characters without outer spaces")
+    return value
+
+
+def _url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and value.isprintable() and " " not in value
+    except ValueError:  # a port that is no port, half an IPv6 address
+        good = False
+    if not good:
+        raise ValueError("a URL such as http://127.0.0.1:9877")
+    return value
+
+
+def _different(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) != len(values):
+        raise ValueError("each once")
+    return values
+
+
+def _zone(value: str) -> str:
+    try:
+        time_zone(value)
+    except BadInput:
+        raise ValueError("a name such as UTC or Europe/Vienna") from None
+    return value
+
+
+# Numbers are strict: true is not 1, and "9" is not 9.
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+Name = Annotated[str, AfterValidator(_name)]
+Url = Annotated[str, AfterValidator(_url)]
 NodeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")]
 
 
@@ -27,33 +64,33 @@ class NodeSection(_Section):
     """Who this node is."""
 
     name: NodeName = Field(default_factory=socket.gethostname)
-    pool: str = "default"
+    pool: Name = "default"
 
 
 class ExporterSection(_Section):
     """The exporter: where it listens, how often it looks, who must acknowledge its records."""
 
-    host: str = "127.0.0.1"
+    host: Name = "127.0.0.1"
     port: Port = 9877
-    interval_ms: Annotated[int, Field(ge=100, le=60_000)] = 1000
-    consumers: tuple[str, ...] = ("collector",)
+    interval_ms: Annotated[int, Field(strict=True, ge=100, le=60_000)] = 1000
+    consumers: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_different)] = ("collector",)
     token_file: Path | None = None
-    retention_days: Annotated[int, Field(ge=1, le=366)] = 7
+    retention_days: Annotated[int, Field(strict=True, ge=1, le=366)] = 7
     sampler_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
 
 
 class CollectorSection(_Section):
     """The collector: where it listens, which exporters it pulls, how often."""
 
-    host: str = "127.0.0.1"
+    host: Name = "127.0.0.1"
     port: Port = 9878
-    name: str = "collector"
-    nodes: tuple[str, ...] = ("http://127.0.0.1:9877",)
+    name: Name = "collector"
+    nodes: Annotated[tuple[Url, ...], AfterValidator(_different)] = ("http://127.0.0.1:9877",)
     pull_interval_s: Annotated[float, Field(ge=0.2, le=3600)] = 15.0
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     token_file: Path | None = None
     api_token_file: Path | None = None
-    process_days: Annotated[int, Field(ge=1)] = 1
+    process_days: Annotated[int, Field(strict=True, ge=1, le=3660)] = 1
 
 
 class EnforcerSection(_Section):
@@ -61,7 +98,7 @@ class EnforcerSection(_Section):
 
     compute_over_commit: Annotated[Decimal, Field(ge=1, le=100)] = Decimal(1)
     memory_over_commit: Annotated[Decimal, Field(ge=1, le=100)] = Decimal(1)
-    collector: str | None = "http://127.0.0.1:9878"
+    collector: Url | None = "http://127.0.0.1:9878"
     decision_interval_s: Annotated[float, Field(ge=0.2, le=3600)] = 5.0
 
 
@@ -69,24 +106,24 @@ class AccountingSection(_Section):
     """Accounting: the price plan and the time zone that days are cut in."""
 
     plan: Path | None = None
-    time_zone: str = "UTC"
+    time_zone: Annotated[str, AfterValidator(_zone)] = "UTC"
 
 
 class RecommendSection(_Section):
     """The recommender: when a memory limit counts as far above its peak, and how far it may come down."""
 
-    memory_headroom_percent: Annotated[int, Field(ge=0, le=1000)] = 30
-    memory_resident_percent: Annotated[int, Field(ge=0, le=1000)] = 10
-    memory_dead_band_percent: Annotated[int, Field(ge=0, le=100)] = 15
-    memory_window_days: Annotated[int, Field(ge=1, le=90)] = 7
-    minimum_minutes: Annotated[int, Field(ge=1)] = 10
-    expires_hours: Annotated[int, Field(ge=1)] = 24
+    memory_headroom_percent: Annotated[int, Field(strict=True, ge=0, le=1000)] = 30
+    memory_resident_percent: Annotated[int, Field(strict=True, ge=0, le=1000)] = 10
+    memory_dead_band_percent: Annotated[int, Field(strict=True, ge=0, le=100)] = 15
+    memory_window_days: Annotated[int, Field(strict=True, ge=1, le=90)] = 7
+    minimum_minutes: Annotated[int, Field(strict=True, ge=1, le=129_600)] = 10
+    expires_hours: Annotated[int, Field(strict=True, ge=1, le=8760)] = 24
 
 
 class DashboardSection(_Section):
     """The Streamlit dashboard."""
 
-    host: str = "127.0.0.1"
+    host: Name = "127.0.0.1"
     port: Port = 8501
 
 
@@ -103,11 +140,9 @@ class Config(_Section):
 
 
 def config_path(option: str | None) -> Path | None:
-    """The file to read: the one named (which must exist), else a default one that exists, else None. Raises BadInput."""
-    named = option or os.environ.get("POOLMETER_CONFIG")
-    if named:
-        if not Path(named).is_file():
-            raise BadInput(f"configuration file {named} is not there, expected a TOML file")
+    """The file to read: the one named, else a default one that exists, else None."""
+    named = option if option is not None else os.environ.get("POOLMETER_CONFIG") or None
+    if named is not None:
         return Path(named)
     folder = Path("/etc") if os.geteuid() == 0 else Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     default = folder / "poolmeter" / "config.toml"
@@ -117,15 +152,12 @@ def config_path(option: str | None) -> Path | None:
 def load_config(option: str | None = None) -> Config:
     """The checked configuration. Raises BadInput naming file, key, value found and value expected."""
     path = config_path(option)
-    return parse_config(path.read_bytes(), str(path)) if path else Config()
+    return parse_config(read_toml(path, f"configuration file {path}"), str(path)) if path else Config()
 
 
 def parse_config(body: bytes, name: str) -> Config:
     """Configuration from TOML bytes; `name` is what errors call the file."""
-    try:
-        values = tomllib.loads(body.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"configuration file {name} is not TOML: {error}") from None
+    values = parse_toml(body, f"configuration file {name}")
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -133,4 +165,4 @@ def parse_config(body: bytes, name: str) -> Config:
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             raise BadInput(f"configuration file {name}: {key} is not a known key") from None
-        raise BadInput(f"configuration file {name}: {key} is {first['input']!r:.80}, expected: {first['msg']}") from None
+        raise BadInput(f"configuration file {name}: {key} is {first['input']!r:.80}, expected: {first['msg'].removeprefix('Value error, ')}") from None

@@ -18,6 +18,7 @@ from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused
 from poolmeter.model.units import MICROSECONDS
 from poolmeter.period import rfc3339
 from poolmeter.pool import Pool, simulated_nodes
+from poolmeter.progress import Progress
 from poolmeter.report import Report, write
 from poolmeter.serve import Stop, lock_folder
 
@@ -61,13 +62,16 @@ def work(pool: Pool, tenants: Tenants, seconds: float, stop: Stop) -> int:
         began = time.monotonic()
         say(f"{len(tenants.running)} tenants at work for {seconds:g} s")
         asked = False
-        while tenants.running and not stop.requested and time.monotonic() < began + seconds + 30:
-            time.sleep(0.1)
-            pool.watch()
-            tenants.watch()
-            if not asked and time.monotonic() > began + 2 and settled(pool):
-                asked = True
-                resized = resize(pool)
+        with Progress(seconds) as progress:
+            while tenants.running and not stop.requested and time.monotonic() < began + seconds + 30:
+                time.sleep(0.1)
+                pool.watch()
+                tenants.watch()
+                progress.show(time.monotonic() - began)
+                if not asked and time.monotonic() > began + 2 and settled(pool):
+                    asked = True
+                    progress.clear()
+                    resized = resize(pool)
         if stop.requested:
             raise Refused("the demo was stopped before its end")
     finally:

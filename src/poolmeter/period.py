@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from poolmeter.errors import BadInput
 from poolmeter.model.units import MICROSECONDS, MINUTE_US
 
+_LAST_US = 253_402_300_740 * MICROSECONDS  # 9999-12-31T23:59:00Z, the last whole minute that a date can tell
 _AGO = re.compile(r"^(\d{1,6})([mhdw])$")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -65,10 +66,10 @@ def parse_period(start: str | None, end: str | None, zone_name: str, now_us: int
         end = "this-month"
     if start == "yesterday" and end is None:
         end = "today"
-    start_us = _instant(start or "this-month", zone, now_us, "--from")
-    end_us = _instant(end or "now", zone, now_us, "--to")
+    start_us = _instant("this-month" if start is None else start, zone, now_us, "--from")
+    end_us = _instant("now" if end is None else end, zone, now_us, "--to")
     start_us -= start_us % MINUTE_US
-    end_us += -end_us % MINUTE_US
+    end_us = min(end_us + -end_us % MINUTE_US, _LAST_US)
     if end_us <= start_us:
         raise BadInput(f"--to is {rfc3339(end_us)}, expected a time after --from, which is {rfc3339(start_us)}")
     return Period(start_us, end_us, zone)
@@ -96,7 +97,10 @@ def _instant(text: str, zone: ZoneInfo, now_us: int, flag: str) -> int:
         parsed = datetime.fromisoformat(text)
     except ValueError:
         raise BadInput(f"{flag} is {text!r}, expected an RFC 3339 time, a date, 7d, today or last-month") from None
-    return _us(parsed.replace(tzinfo=zone) if parsed.tzinfo is None else parsed)
+    try:
+        return _us(parsed.replace(tzinfo=zone) if parsed.tzinfo is None else parsed)
+    except OverflowError:
+        raise BadInput(f"{flag} is {text!r}, expected a time that in UTC lies in the years 1 to 9999") from None
 
 
 def _us(moment: datetime) -> int:

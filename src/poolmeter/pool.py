@@ -25,6 +25,8 @@ RESTART_PAUSE_S = 1.0
 SETTLED_S = 60.0
 # Long enough for a collector that pulls every second to fetch and acknowledge the last records.
 LINGER_S = 20.0
+# For an exporter that nobody will ask: long enough to close its minute.
+UNHEARD_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Pool:
         try:
             self._start()
         except BaseException:
-            self.stop()
+            self.stop(linger=self.daemons.get("collector") is not None and self.daemons["collector"].url is not None)
             raise
 
     def _start(self) -> None:
@@ -154,13 +156,16 @@ class Pool:
             daemon.wait_ready()
         self.write_state()
 
-    def stop(self) -> None:
-        """Enforcers and dashboard first; then exporters close their minute and wait for the collector; the collector last."""
+    def stop(self, linger: bool = True) -> None:
+        """Enforcers and dashboard first; then exporters close their minute and wait for the collector; the collector last.
+
+        `linger` false: there is no collector to wait for; what the exporters recorded stays in their spools.
+        """
         first = [d for name, d in self.daemons.items() if name.startswith(("enforcer", "dashboard"))]
         exporters = [d for name, d in self.daemons.items() if name.startswith("exporter")]
         for group, timeout_s in (
             (first, 10.0),
-            (exporters, LINGER_S + 5),
+            (exporters, LINGER_S + 5 if linger else UNHEARD_S),
             ([d for d in self.daemons.values() if d.name == "collector"], 20.0),
         ):
             for daemon in group:

@@ -81,6 +81,7 @@ class Up:
                     if tenants is not None:
                         tenants.watch()
             finally:
+                sys.stderr.write("poolmeter: stopping; the running minute is closed and kept\n")
                 if tenants is not None:
                     tenants.stop()
         finally:
@@ -137,6 +138,7 @@ def announce(pool: Pool, fmt: str, tenants: bool) -> None:
                 sys.stdout.write(f"{name.ljust(width)}  {daemon.url}\n")
         sys.stdout.write(f"data{' ' * max(0, width - 4)}  {pool.data}\n")
         if tenants:
-            sys.stdout.write("demo tenants are at work; a first bill is there after a minute:\n")
+            sys.stdout.write("demo tenants are at work\n")
+        sys.stdout.write("Ctrl-C stops all of it; the first bill is there when the running minute is over:\n")
         sys.stdout.write(f"  poolmeter usage --data {pool.data}\n  poolmeter chargeback --data {pool.data}\n")
     sys.stdout.flush()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import uvicorn
 from hypothesis import given
@@ -40,6 +41,8 @@ from poolmeter.model.snapshot import SliceSnapshot, Snapshot
 from poolmeter.model.units import GIB, MINUTE_US
 from poolmeter.model.usage import EventRecord
 from poolmeter.places import CollectorData
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/reference/decisions.schema.json").read_text())
 
 NOW = 1_790_000_000_000_000
 SETTINGS = Settings(headroom_percent=30, resident_percent=10, dead_band_percent=15, minimum_minutes=10, expires_hours=24)
@@ -267,7 +270,11 @@ def test_evidence_of_a_store(data: Path) -> None:
 def run(capfd: pytest.CaptureFixture[str], data: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     status = main([*words, "--data", str(data), "--format", "json"])
     out, err = capfd.readouterr()
-    return status, json.loads(out) if out else {}, err
+    body = json.loads(out) if out else {}
+    if body:
+        jsonschema.validate(body, SCHEMA)
+        assert body["schema"] == f"poolmeter.{words[0]}/1"
+    return status, body, err
 
 
 @pytest.fixture

@@ -104,3 +104,32 @@ def test_a_closed_pipe_is_no_error() -> None:
 def test_debug_raises(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BadInput):
         cli.main(["config", "check", "/nowhere.toml", "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("--help >/dev/full", 3, 1),
+        ("--help >&-", 3, 1),
+        ("frob 2>/dev/full", 2, 0),
+        ("frob 2>&-", 2, 0),
+        ("config check /nowhere.toml 0<&- 1>&- 2>&-", 2, 0),
+        ("usage --data '' ", 2, 1),
+        ("usage --from ''", 2, 1),
+        ("usage --time-zone ''", 2, 1),
+        ("usage --from 0001-01-01 --time-zone Asia/Tokyo", 2, 1),
+        ("usage --to 9999-12-31T23:59:59 --time-zone America/New_York", 2, 1),
+    ],
+)
+def test_the_exit_code_stands_whatever_the_streams_are(line: str, code: int, said: int) -> None:
+    result = subprocess.run(f"{sys.executable} -m poolmeter.cli {line}", shell=True, capture_output=True, text=True, timeout=60)
+    assert result.returncode == code
+    assert result.stderr.count("\n") == said
+    assert "internal error" not in result.stderr
+
+
+def test_a_file_never_lands_on_a_closed_stream() -> None:
+    """A file opened by a process without a stderr would get its number, and every warning."""
+    code = "from poolmeter import cli; cli.main(['--version']); import os; print(os.open('/dev/null', os.O_RDONLY) > 2)"
+    result = subprocess.run(f'{sys.executable} -c "{code}" 0<&- 2>&-', shell=True, capture_output=True, text=True, timeout=60)
+    assert result.stdout.splitlines()[-1] == "True"

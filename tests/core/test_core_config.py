@@ -2,7 +2,7 @@
 
 import pytest
 
-from poolmeter.config import parse_config
+from poolmeter.config import load_config, parse_config
 from poolmeter.errors import BadInput
 
 
@@ -17,6 +17,20 @@ from poolmeter.errors import BadInput
         ("[enforcer]\ncompute_over_commit = nan", "enforcer.compute_over_commit"),
         ("[node]\nname = 'a b'", "node.name"),
         ("[collector]\nnodes = 3", "collector.nodes"),
+        ("[collector]\nnodes = ['ftp://a']", "collector.nodes"),
+        ("[collector]\nnodes = ['http://']", "collector.nodes"),
+        ("[collector]\nnodes = ['http://a:99999']", "collector.nodes"),
+        ("[collector]\nnodes = ['http://a:9877', 'http://a:9877']", "collector.nodes"),
+        ("[collector]\nname = ''", "collector.name"),
+        ("[enforcer]\ncollector = 'nowhere'", "enforcer.collector"),
+        ("[accounting]\ntime_zone = 'Mars/Olympus'", "accounting.time_zone"),
+        ("[node]\npool = \"a\\u001b[31m\"", "node.pool"),
+        ("[exporter]\nport = true", "exporter.port"),
+        ("[exporter]\nport = '9877'", "exporter.port"),
+        ("[exporter]\nconsumers = []", "exporter.consumers"),
+        ("[recommend]\nexpires_hours = 99999999999999999999", "recommend.expires_hours"),
+        ("x = " + "[" * 5000, "nested too deeply"),
+        ("x = " + "9" * 6000, "not TOML"),
     ],
 )
 def test_faults_are_named(text: str, named: str) -> None:
@@ -24,6 +38,12 @@ def test_faults_are_named(text: str, named: str) -> None:
         parse_config(text.encode(), "some.toml")
     assert "some.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/nowhere.toml", "/dev/zero"])
+def test_a_file_that_is_no_file(path: str) -> None:
+    with pytest.raises(BadInput, match="configuration file"):
+        load_config(path)
 
 
 def test_bytes_that_are_not_text() -> None:

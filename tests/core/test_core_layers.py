@@ -1,6 +1,7 @@
 """What the layers promise and import-linter cannot say: the pure rooms are pure, and the list of the collector's modules is whole."""
 
 import ast
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -68,3 +69,41 @@ def test_the_contract_names_every_module_of_the_collector() -> None:
     )
     modules = {f"poolmeter.collector.{path.stem}" for path in (ROOT / "collector").glob("*.py")}
     assert listed == modules - {"poolmeter.collector.__init__", "poolmeter.collector.catalog"}
+
+
+# The name of a package where it is not the name of its module.
+PACKAGES = {"pynvml": "nvidia-ml-py", "prometheus_client": "prometheus-client", "promql_parser": "promql-parser", "yaml": "pyyaml"}
+# The whole of a test's own folder, and what the card's machine has of itself.
+OWN = frozenset({"poolmeter", "conftest", "tests"})
+
+
+def undeclared(roots: tuple[str, ...], declared: set[str]) -> set[str]:
+    """Third-party modules that the Python files under `roots` import, anywhere in them, and no dependency provides."""
+    files = [path for root in roots for path in (ROOT / root).rglob("*.py")]
+    local = {path.stem for path in files}
+    names: set[str] = set()
+    for path in files:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names.add(node.module.partition(".")[0])
+    foreign = names - sys.stdlib_module_names - OWN - local
+    return {name for name in foreign if PACKAGES.get(name, name) not in declared}
+
+
+def dependencies(*extras: str) -> set[str]:
+    """The packages that the project declares, without versions."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    return {re.split(r"[^A-Za-z0-9_.-]", line)[0].lower() for line in lines}
+
+
+def test_what_the_package_imports_is_declared() -> None:
+    rooms = ("exporter", "collector", "accounting", "enforcer", "simulator", "dashboards", "alerts", "src/poolmeter")
+    assert undeclared(rooms, dependencies()) == set()
+
+
+def test_what_the_tests_import_is_declared() -> None:
+    assert undeclared(("tests",), dependencies("test")) == set()

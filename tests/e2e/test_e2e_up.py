@@ -123,7 +123,8 @@ def test_the_demos_store_answers_the_same_afterwards(demo: dict[str, Any]) -> No
 def test_up_serves_runs_resizes_and_stops(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(data) as (process, state):
-        assert state["schema"] == "poolmeter.up/1"
+        jsonschema.validate(state, json.loads((Path(__file__).resolve().parents[2] / "docs/reference/up.schema.json").read_text()))
+        assert json.loads((data / "up.json").read_text()) == state
         for name in ("collector", "dashboard", "exporter:node-a", "exporter:node-b"):
             with urllib.request.urlopen(f"{state['urls'][name].rstrip('/')}/healthz", timeout=20) as answer:
                 assert answer.status == 200

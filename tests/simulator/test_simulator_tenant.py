@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from poolmeter.errors import Unavailable
@@ -19,7 +20,7 @@ from .conftest import LONG, MakeMachine, start_tenant
 def test_device_time_is_the_sum_of_the_kernels(make_machine: MakeMachine, resolve: str) -> None:
     machine = make_machine()
     report = run_tenant(TenantPlan(kernel_us=200, kernels=1000, resolve=resolve), machine.file)
-    assert report["schema"] == "poolmeter.tenant/1"
+    jsonschema.validate(report, json.loads((Path(__file__).parents[2] / "docs/reference/tenant.schema.json").read_text()))
     assert report["kernels"] == 1000
     assert report["device_seconds"] == pytest.approx(0.2, abs=1e-9)
     assert report["cuda_error"] is None
