@@ -59,7 +59,7 @@ def charged(machine: Machine, folder: Path) -> int:
     ids=lambda plan: "-".join(plan).replace(":", "x"),
 )
 def test_another_length_is_learned_at_once(tmp_path: Path, pattern: str, plan: tuple[str, ...]) -> None:
-    with Machine.create("single", tmp_path / "machine") as machine:
+    with Machine.create("single", tmp_path / "machine", clock="virtual" if pattern == "sync" else "real") as machine:
         folder = tmp_path / "allocations" / "a"
         assert start(machine, folder, pattern, "0", *plan).wait(60) == 0
         truth = sum(record.busy_ns for record in machine.truth())
