@@ -155,7 +155,11 @@ def open_store(data: Path, collector: CollectorSection) -> "Iterator[DecisionSto
     if url is not None:
         yield ApiStore(url, token)
         return
-    with Books(CollectorData(data).books) as books:
+    path = CollectorData(data).books
+    if not path.exists() and current_name(CollectorData(data).store) is None:
+        # A mistyped folder is not an empty history, and nothing is made of it.
+        raise Unavailable(f"books {path} are not there, expected the data folder of a collector that has run")
+    with Books(path) as books:
         yield FileStore(books)
 
 

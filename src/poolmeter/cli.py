@@ -253,7 +253,7 @@ def _complete_streams() -> None:
 def _complain(text: str) -> None:
     """One sentence on stderr; that it cannot be written changes no exit code."""
     try:
-        sys.stderr.write(f"poolmeter: {text}\n")
+        sys.stderr.write(f"poolmeter: {' '.join(text.split())}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
         _mute(2)

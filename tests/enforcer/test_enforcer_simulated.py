@@ -99,6 +99,39 @@ def test_a_raised_limit_lets_the_next_allocation_through_and_a_release_waits_for
     assert node.poolmeter("allocation", "release", allocation.id).returncode == 0
 
 
+def test_a_program_gets_the_compute_it_was_promised(node) -> None:
+    done = node.poolmeter("run", "--quiet", "--compute", "30", "--", *TENANT, "--kernel-us", "1000", "--seconds", "1")
+    assert done.returncode == 0, done.stderr
+    assert 0.2 < json.loads(done.stdout)["share"] < 0.33  # a loaded machine may keep it from using all of it
+
+
+def test_a_resized_compute_limit_bites_while_the_program_runs(node, machine: Path) -> None:
+    allocation = node.client.create(AllocationRequest(Labels("acme"), compute_ppm=50_000))
+    folder = node.run.allocations / allocation.id
+    environment = hooked_environment(os.environ, allocation, folder, native_path(HOOK_LIBRARY), simulated_environment(machine))
+    (uuid,) = read_meter(folder / "meter").device_uuids
+    running = subprocess.Popen([*TENANT, "--kernel-us", "500", "--seconds", "0"], env=environment, stdout=subprocess.PIPE, text=True)
+
+    def share_over(seconds: float) -> float:
+        before, began = read_meter(folder / "meter").total(uuid).busy_ns, time.monotonic_ns()
+        time.sleep(seconds)
+        return (read_meter(folder / "meter").total(uuid).busy_ns - before) / (time.monotonic_ns() - began)
+
+    until(lambda: read_meter(folder / "meter").total(uuid).launches > 20)
+    assert share_over(0.6) < 0.09
+    done = node.poolmeter("allocation", "resize", allocation.id, "--compute", "60", "--device", "0")
+    assert done.returncode == 0, done.stderr
+    time.sleep(0.3)
+    assert share_over(0.5) > 0.2
+    done = node.poolmeter("allocation", "resize", allocation.id, "--compute", "5")
+    assert done.returncode == 0, done.stderr
+    time.sleep(0.5)
+    assert share_over(0.6) < 0.09
+    running.terminate()
+    assert json.loads(running.communicate(timeout=30)[0])["cuda_error"] is None
+    assert node.poolmeter("allocation", "release", allocation.id).returncode == 0
+
+
 def test_killed_programs_leave_no_promise(node) -> None:
     words = [sys.executable, "-m", "poolmeter.cli", "run", "--quiet", "--", *TENANT, "--seconds", "0", "--processes", "2"]
     environment = {**node.environment, "POOLMETER_RUN": str(node.run.root)}

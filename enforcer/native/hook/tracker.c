@@ -18,10 +18,13 @@
 /*
  * What a card does besides the kernel itself, in units of the time between two adjacent marks in a full queue. Seen on
  * an H200 (driver 580), where that unit is 1.28 us, for kernels of 5 to 200 us: one launch between two marks reads the
- * kernel's own span + 3.80 us, a launch of a full queue comes 1.75 us after the one before it has ended.
+ * kernel's own span + 3.80 us, a launch of a full queue comes 1.75 us after the one before it has ended. In an idle
+ * queue the gap that the host leaves between mark and launch comes on top; the launch call returns about 1.7 us after
+ * the launch has reached the card, by which the gap is shorter there than the host sees it.
  */
 #define SAMPLE_MARKS 3.0
 #define LAUNCH_MARKS 1.4
+#define RETURN_MARKS 1.3
 #define TAIL_NS 200000u
 #define REFERENCE_NS 1000000000
 #define FAULT_LIMIT 16u
@@ -282,7 +285,8 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
         segment->neighbours = now_busy;
     if (segment->launches == 1 && segment->entry && !segment->tainted) {
         int64_t beside = (int64_t)(SAMPLE_MARKS * tracker->mark_cost_ns);
-        int64_t took = span - beside - (segment->full ? 0 : (int64_t)segment->host_gap_ns);
+        int64_t gap = (int64_t)segment->host_gap_ns - (int64_t)(RETURN_MARKS * tracker->mark_cost_ns);
+        int64_t took = span - beside - (segment->full || gap < 0 ? 0 : gap);
         span = span - beside < 500 ? 500 : span - beside;
         took = took < 500 ? 500 : took;
         if (pm_samples_blurred(segment, (uint64_t)span, (uint64_t)took))
