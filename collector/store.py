@@ -104,8 +104,9 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let go of the root."""
-        self._writer.close()
+        """Let go of the root, once a publication under way in another thread is done: a cancelled task does not end its thread."""
+        with self._mutex:
+            self._writer.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
