@@ -21,6 +21,7 @@
  * kernel's own span + 3.80 us, a launch of a full queue comes 1.75 us after the one before it has ended.
  */
 #define SAMPLE_MARKS 3.0
+#define IDLE_MARKS 1.7 /* of a launch that finds the queue empty: part of it passes while the host hands over */
 #define LAUNCH_MARKS 1.4
 #define TAIL_NS 200000u
 #define REFERENCE_NS 1000000000
@@ -281,7 +282,7 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
     if (now_busy > segment->neighbours)
         segment->neighbours = now_busy;
     if (segment->launches == 1 && segment->entry && !segment->tainted) {
-        int64_t beside = (int64_t)(SAMPLE_MARKS * tracker->mark_cost_ns);
+        int64_t beside = (int64_t)((segment->full ? SAMPLE_MARKS : IDLE_MARKS) * tracker->mark_cost_ns);
         int64_t took = span - beside - (segment->full ? 0 : (int64_t)segment->host_gap_ns);
         span = span - beside < 500 ? 500 : span - beside;
         took = took < 500 ? 500 : took;
