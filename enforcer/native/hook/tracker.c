@@ -23,8 +23,8 @@
  * the launch has reached the card, by which the gap is shorter there than the host sees it.
  */
 #define SAMPLE_MARKS 3.0
+#define IDLE_MARKS 1.7
 #define LAUNCH_MARKS 1.4
-#define RETURN_MARKS 1.3
 #define TAIL_NS 200000u
 #define REFERENCE_NS 1000000000
 #define FAULT_LIMIT 16u
@@ -284,9 +284,8 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
     if (now_busy > segment->neighbours)
         segment->neighbours = now_busy;
     if (segment->launches == 1 && segment->entry && !segment->tainted) {
-        int64_t beside = (int64_t)(SAMPLE_MARKS * tracker->mark_cost_ns);
-        int64_t gap = (int64_t)segment->host_gap_ns - (int64_t)(RETURN_MARKS * tracker->mark_cost_ns);
-        int64_t took = span - beside - (segment->full || gap < 0 ? 0 : gap);
+        int64_t beside = (int64_t)((segment->full ? SAMPLE_MARKS : IDLE_MARKS) * tracker->mark_cost_ns);
+        int64_t took = span - beside - (segment->full ? 0 : (int64_t)segment->host_gap_ns);
         span = span - beside < 500 ? 500 : span - beside;
         took = took < 500 ? 500 : took;
         if (pm_samples_blurred(segment, (uint64_t)span, (uint64_t)took))
