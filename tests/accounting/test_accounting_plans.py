@@ -102,7 +102,7 @@ def test_a_bad_plan_is_one_sentence_naming_file_and_key(old: str, new: str, word
 
 @pytest.mark.parametrize("text", ["x = " + "[" * 5000, "x = " + "9" * 6000])
 def test_toml_that_no_parser_survives(text: str) -> None:
-    with pytest.raises(BadInput, match="price plan p.toml is not TOML"):
+    with pytest.raises(BadInput, match=r"price plan p\.toml is not TOML"):
         parse_plan(text.encode(), "p.toml")
 
 

@@ -364,7 +364,7 @@ def test_a_store_that_cannot_be_founded_is_unavailable(tmp_path: Path, monkeypat
         raise duckdb.IOException("no space left\non device")
 
     monkeypatch.setattr(publication.CatalogWriter, "write", full)
-    with pytest.raises(Unavailable, match="cannot be written: no space left$"):
+    with pytest.raises(Unavailable, match=r"cannot be written: no space left$"):
         Store(tmp_path)
     monkeypatch.undo()
     Store(tmp_path).close()
