@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from poolmeter.accounting.dimensions import COLUMNS, Filters
-from poolmeter.collector.catalog import open_catalog
-from poolmeter.errors import BadInput, DataError, Unavailable
+from poolmeter.collector.catalog import open_catalog, unreadable
+from poolmeter.errors import BadInput, DataError
 from poolmeter.period import Period, rfc3339
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ T = TypeVar("T")
 def ask(root: Path, question: "Callable[[duckdb.DuckDBPyConnection], T]") -> T:
     """The answer of `question` to the newest catalog, asked again once when a segment was deleted under it.
 
-    Raises Unavailable when there is no store, DataError when it has another version.
+    Raises Unavailable when there is no store, DataError when it has another version or is torn.
     """
     import duckdb
 
@@ -26,9 +26,9 @@ def ask(root: Path, question: "Callable[[duckdb.DuckDBPyConnection], T]") -> T:
         with open_catalog(root) as connection:
             try:
                 return question(connection)
-            except duckdb.IOException as error:
-                if last:
-                    raise Unavailable(f"store {root} cannot be read: {str(error).splitlines()[0]:.200}") from None
+            except duckdb.Error as error:
+                if last or not isinstance(error, duckdb.IOException):
+                    raise unreadable(root, error) from None
     raise AssertionError("unreachable")
 
 

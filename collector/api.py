@@ -52,14 +52,16 @@ class ApiState:
     books: Books
     statuses: Callable[[], Sequence[NodeStatus]] = tuple
     publisher: Publisher | None = None
-    token: str | None = None
+    token: str | None = None  # asked of every request
+    write_token: str | None = None  # asked, where there is no `token`, of requests that change something
     clock: Clock = field(default_factory=SystemClock)
 
 
 def create_app(state: ApiState, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
     """The application; `extra_routes` are other components' (they stand behind the same token)."""
     endpoints = _endpoints(state)
-    middleware = [Middleware(_TokenGuard, token=state.token)] if state.token else []
+    token = state.token or state.write_token
+    middleware = [Middleware(_TokenGuard, token=token, reads=state.token is not None)] if token else []
     handlers: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {PoolmeterError: _failed}
     app = Starlette(routes=[*routes_of(endpoints), *extra_routes], middleware=middleware, exception_handlers=handlers)
     app.state.collector = state
@@ -333,12 +335,13 @@ async def _failed(_: Request, error: Exception) -> Response:
 
 
 class _TokenGuard:
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, reads: bool) -> None:
         self._app = app
+        self._free = () if reads else ("GET", "HEAD")
         self._wanted = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN:
+        if scope["type"] == "http" and scope["path"] not in _OPEN and scope["method"] not in self._free:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not secrets.compare_digest(given, self._wanted):
                 await JSONResponse({"error": "the request has no valid token, expected Authorization: Bearer"}, 401)(scope, receive, send)

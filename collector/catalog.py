@@ -30,8 +30,10 @@ def current_name(root: Path) -> str | None:
         text = (root / CURRENT).read_text("utf-8").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise Unavailable(f"store {root} cannot be read: {error}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{root / CURRENT} is no text, expected the name of a catalog such as catalog-7.duckdb") from None
     if _NAME.match(text) is None:
         raise DataError(f"{root / CURRENT} is {text!r:.80}, expected the name of a catalog such as catalog-7.duckdb")
     return text
@@ -91,10 +93,20 @@ def _prepare(connection: "duckdb.DuckDBPyConnection", root: Path) -> None:
     connection.execute("SET TimeZone = 'UTC'")
 
 
+def unreadable(root: Path, error: "duckdb.Error") -> Exception:
+    """What to raise for a question that failed: Unavailable for a file that is gone, DataError for one that is torn, else `error` itself."""
+    import duckdb
+
+    if isinstance(error, (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)):
+        return error  # the question is wrong, not the store
+    kind = Unavailable if isinstance(error, duckdb.IOException) else DataError
+    return kind(f"store {root} cannot be read: {str(error).splitlines()[0]:.200}")
+
+
 def query(root: Path, sql: str, parameters: Sequence[object] = ()) -> "pa.Table":
     """The Arrow table of one question, asked again once when a segment was deleted under it.
 
-    `parameters` fill the `?` of `sql`. Raises what `open_catalog` raises, Unavailable when a segment is gone for good, and duckdb's own
+    `parameters` fill the `?` of `sql`. Raises what `open_catalog` raises, Unavailable when a segment is gone for good, DataError when one is torn, and duckdb's own
     error on wrong SQL.
     """
     import duckdb
@@ -103,7 +115,7 @@ def query(root: Path, sql: str, parameters: Sequence[object] = ()) -> "pa.Table"
         with open_catalog(root) as connection:
             try:
                 return connection.sql(sql, params=list(parameters)).to_arrow_table()
-            except duckdb.IOException as error:
-                if last:
-                    raise Unavailable(f"store {root} cannot be read: {str(error).splitlines()[0]:.200}") from None
+            except duckdb.Error as error:
+                if last or not isinstance(error, duckdb.IOException):
+                    raise unreadable(root, error) from None
     raise AssertionError("unreachable")

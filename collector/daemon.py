@@ -37,7 +37,7 @@ SPREAD_ABOVE = 8  # so many nodes are asked at once at the start; more are sprea
 
 @dataclass(frozen=True)
 class Settings:
-    """What the daemon is told. `token` goes to exporters, `api_token` is asked of clients."""
+    """What the daemon is told. `pull.token` goes to exporters; `api_token` is asked of clients, without it `pull.token` of those that write."""
 
     data: CollectorData
     host: str
@@ -108,7 +108,9 @@ async def _serve(
             NodePuller(row, session, publisher, settings.pull, clock, names.claim, lambda batch: take_outcomes(books, batch))
             for row in rows.values()
         ]
-        state = ApiState(store, books, lambda: [puller.status for puller in pullers], publisher, settings.api_token, clock)
+        state = ApiState(
+            store, books, lambda: [puller.status for puller in pullers], publisher, settings.api_token, settings.pull.token, clock
+        )
         web = _Web(
             uvicorn.Config(
                 create_app(state, extra_routes),

@@ -79,10 +79,18 @@ class Store:
             self._state = self._load()
             self._clear_leftovers()
             if self._state.generation == 0:
-                self._commit(replace(self._state, published_us=SystemClock().wall_us()))
+                self._found()
         except BaseException:
             os.close(self._lock)
             raise
+
+    def _found(self) -> None:
+        import duckdb
+
+        try:
+            self._commit(replace(self._state, published_us=SystemClock().wall_us()))
+        except (OSError, duckdb.Error) as error:  # a full disk, a quota
+            raise Unavailable(f"store {self.root} cannot be written: {str(error).splitlines()[0]:.200}") from None
 
     @property
     def state(self) -> State:

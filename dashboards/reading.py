@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from poolmeter.collector.catalog import open_catalog
-from poolmeter.errors import Unavailable
+from poolmeter.collector.catalog import open_catalog, unreadable
 from poolmeter.model.units import MICROSECONDS, MINUTE_US
 
 if TYPE_CHECKING:
@@ -130,10 +129,10 @@ def read_pool(root: Path, now_us: int) -> PoolNow:
         try:
             with open_catalog(root) as connection:
                 return _read(connection, now_us)
-        except duckdb.IOException as error:
+        except duckdb.Error as error:
             # A segment was replaced between the two reads; the next catalog names the new one.
-            if last:
-                raise Unavailable(f"store {root} cannot be read: {str(error).splitlines()[0]:.200}") from None
+            if last or not isinstance(error, duckdb.IOException):
+                raise unreadable(root, error) from None
     raise AssertionError("unreachable")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from poolmeter.errors import BadInput
-from poolmeter.toml import parse_toml, read_toml
 from poolmeter.model.units import parse_size
+from poolmeter.toml import parse_toml, read_toml
 
 CLOCKS = ("real", "virtual", "manual")
 MAX_CARDS = 16

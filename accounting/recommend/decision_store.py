@@ -150,12 +150,16 @@ def _refusal(error: urllib.error.HTTPError, url: str) -> PoolmeterError:
 @contextmanager
 def open_store(data: Path, collector: CollectorSection) -> "Iterator[DecisionStore]":
     """The decisions of a data folder. Raises Unavailable or BadInput when its books cannot be opened."""
-    token = _token(collector.api_token_file)
+    token = _token(collector.api_token_file) or _own_token(collector.token_file or data / "token")
     url = collector_url(data, collector, token)
     if url is not None:
         yield ApiStore(url, token)
         return
-    with Books(CollectorData(data).books) as books:
+    path = CollectorData(data).books
+    if not path.exists() and current_name(CollectorData(data).store) is None:
+        # A mistyped folder is not an empty history, and nothing is made of it.
+        raise Unavailable(f"books {path} are not there, expected the data folder of a collector that has run")
+    with Books(path) as books:
         yield FileStore(books)
 
 
@@ -210,6 +214,14 @@ def _token(path: Path | None) -> str | None:
         return path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Unavailable(f"token file {path} cannot be read: {error}") from None
+
+
+def _own_token(path: Path) -> str | None:
+    """The token between a pool's own daemons, which its owner may use as well; None for everybody else."""
+    try:
+        return path.read_text("utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def user_name() -> str:

@@ -245,15 +245,15 @@ def _complete_streams() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, mode), True)
     if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def _complain(text: str) -> None:
     """One sentence on stderr; that it cannot be written changes no exit code."""
     try:
-        sys.stderr.write(f"poolmeter: {text}\n")
+        sys.stderr.write(f"poolmeter: {' '.join(text.split())}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
         _mute(2)

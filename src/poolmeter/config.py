@@ -165,4 +165,6 @@ def parse_config(body: bytes, name: str) -> Config:
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             raise BadInput(f"configuration file {name}: {key} is not a known key") from None
-        raise BadInput(f"configuration file {name}: {key} is {first['input']!r:.80}, expected: {first['msg'].removeprefix('Value error, ')}") from None
+        raise BadInput(
+            f"configuration file {name}: {key} is {first['input']!r:.80}, expected: {first['msg'].removeprefix('Value error, ')}"
+        ) from None

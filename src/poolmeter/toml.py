@@ -30,4 +30,4 @@ def parse_toml(body: bytes, name: str, parse_float: Callable[[str], Any] = float
     except RecursionError:
         raise BadInput(f"{name} is not TOML: it is nested too deeply") from None
     except ValueError as error:  # also what int() says of a number with thousands of digits
-        raise BadInput(f"{name} is not TOML: {str(error):.200}") from None
+        raise BadInput(f"{name} is not TOML: {error!s:.200}") from None

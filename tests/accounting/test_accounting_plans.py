@@ -100,6 +100,19 @@ def test_a_bad_plan_is_one_sentence_naming_file_and_key(old: str, new: str, word
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["x = " + "[" * 5000, "x = " + "9" * 6000])
+def test_toml_that_no_parser_survives(text: str) -> None:
+    with pytest.raises(BadInput, match=r"price plan p\.toml is not TOML"):
+        parse_plan(text.encode(), "p.toml")
+
+
+def test_a_date_outside_the_calendar_is_named() -> None:
+    text = GOOD.replace('currency = "EUR"', 'currency = "EUR"\ntime_zone = "Asia/Tokyo"')
+    first = text.index("from = ")
+    with pytest.raises(BadInput, match="years 1 to 9999"):
+        parse_plan((text[:first] + "from = 0001-01-01\n" + text[text.index("\n", first) + 1 :]).encode(), "p.toml")
+
+
 def test_a_minute_without_a_price_is_an_error() -> None:
     plan = parse_plan(GOOD.encode(), "p.toml")
     with pytest.raises(BadInput, match=r"p\.toml has no price for 'NVIDIA H200' at 2025-12-31T23:59:00Z"):

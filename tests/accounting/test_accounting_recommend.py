@@ -387,3 +387,13 @@ def test_the_column_order_is_the_documented_one(data: Path, capfd: pytest.Captur
     header = capfd.readouterr().out.splitlines()[0]
     page = (Path(__file__).parents[2] / "docs" / "reference" / "decisions.md").read_text()
     assert header.split(",") == [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+
+
+@pytest.mark.parametrize("words", [["history"], ["approve", "x"], ["apply", "--all"]])
+def test_a_mistyped_folder_is_no_empty_history_and_stays_empty(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mistyped"
+    assert main([*words, "--data", str(folder)]) == 3
+    assert "books" in capsys.readouterr().err
+    assert not folder.exists()

@@ -56,6 +56,19 @@ def client(state: ApiState, *extra: Route) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://collector")
 
 
+async def test_writing_needs_the_daemons_token_where_reading_needs_none(state: ApiState) -> None:
+    """Or whoever reaches the port could raise their own limit."""
+    state.write_token = "between-daemons"
+    body = {"decisions": [to_plain(DECISION)], "by": "me"}
+    async with client(state) as http:
+        assert (await http.get("/v1/decisions")).status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            assert (await http.post("/v1/decisions", json=body, headers=headers)).status_code == 401
+            assert (await http.post("/v1/decisions/d1/approve", json={"by": "me"}, headers=headers)).status_code == 401
+        assert (await http.get("/v1/decisions")).json()["rows"] == []
+        assert (await http.post("/v1/decisions", json=body, headers={"Authorization": "Bearer between-daemons"})).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "known"),
     [("/v1/usage?by=tenant", "kind or from or to"), ("/v1/decisions?stat=approved", "state or node"), ("/v1/nodes?node=n1", "none")],

@@ -346,9 +346,37 @@ def test_an_error_anywhere_leaves_the_state_readable_and_the_next_try_stores_onc
         assert store.publish([batch(made)], now_us=NOW).known == 8
 
 
+@pytest.mark.parametrize("body", [b"", b"PAR1", b"x" * 4096])
+def test_a_torn_segment_is_damage_and_wrong_sql_is_not(tmp_path: Path, body: bytes) -> None:
+    with Store(tmp_path) as store:
+        store.publish([batch(records("n1", EPOCH, 1, 16, DAY))], now_us=NOW)
+    with pytest.raises(duckdb.BinderException):
+        query(tmp_path, "SELECT colour FROM device_minutes")
+    for path in tmp_path.rglob("*.parquet"):
+        path.write_bytes(body)
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        query(tmp_path, ALL_ROWS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_store_that_cannot_be_founded_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> Path:
+        raise duckdb.IOException("no space left\non device")
+
+    monkeypatch.setattr(publication.CatalogWriter, "write", full)
+    with pytest.raises(Unavailable, match=r"cannot be written: no space left$"):
+        Store(tmp_path)
+    monkeypatch.undo()
+    Store(tmp_path).close()
+
+
 def test_missing_and_foreign_stores_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="is not there"):
         open_catalog(tmp_path / "nowhere")
+    (tmp_path / CURRENT).write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="is no text"):
+        open_catalog(tmp_path)
+    (tmp_path / CURRENT).unlink()
     Store(tmp_path).close()
     name = (tmp_path / CURRENT).read_text().strip()
     with duckdb.connect(str(tmp_path / name)) as connection:

@@ -24,7 +24,7 @@ from poolmeter.errors import BadInput
         ("[collector]\nname = ''", "collector.name"),
         ("[enforcer]\ncollector = 'nowhere'", "enforcer.collector"),
         ("[accounting]\ntime_zone = 'Mars/Olympus'", "accounting.time_zone"),
-        ("[node]\npool = \"a\\u001b[31m\"", "node.pool"),
+        ('[node]\npool = "a\\u001b[31m"', "node.pool"),
         ("[exporter]\nport = true", "exporter.port"),
         ("[exporter]\nport = '9877'", "exporter.port"),
         ("[exporter]\nconsumers = []", "exporter.consumers"),

@@ -135,6 +135,11 @@ def test_up_serves_runs_resizes_and_stops(tmp_path: Path) -> None:
         body = json.dumps({"consumer": "collector", "epoch": epoch, "seq": 0}).encode()
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(f"{state['urls']['exporter:node-a'].rstrip('/')}/v1/ack", body, timeout=20)
+        request = urllib.request.Request(
+            f"{state['urls']['collector'].rstrip('/')}/v1/decisions", b'{"decisions": [], "by": "me"}', {"Content-Type": "application/json"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(request, timeout=20)
         assert (data / "token").stat().st_mode & 0o077 == 0
         # A program on a share of the pool, its limit changed while it runs.
         run = subprocess.Popen(

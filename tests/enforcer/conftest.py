@@ -169,10 +169,11 @@ class Node:
         self.process.send_signal(number)
         return self.process.wait(30)
 
-    def poolmeter(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """A poolmeter command on this node."""
+    def poolmeter(self, *words: str, streams: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        """A poolmeter command on this node; `streams` are redirections of a shell."""
+        command = [sys.executable, "-m", "poolmeter.cli", *words]
         return subprocess.run(
-            [sys.executable, "-m", "poolmeter.cli", *words],
+            ["sh", "-c", f'exec "$0" "$@" {streams}', *command] if streams else command,
             env={**self.environment, "POOLMETER_RUN": str(self.run.root), "POOLMETER_DATA": str(self.root / "data"), **environment},
             capture_output=True,
             text=True,

@@ -80,6 +80,13 @@ def test_exit_statuses_are_those_of_a_shell(node, command: list[str], status: in
     assert node.client.list() == ()
 
 
+@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_stderr_that_takes_nothing_is_no_reason_not_to_run(node, streams: str) -> None:
+    done = node.poolmeter("run", "--", "sh", "-c", "exit 7", streams=streams)
+    assert done.returncode == 7
+    assert node.client.list() == ()
+
+
 def test_a_refusal_is_125_and_journalled_with_its_demand(node, events) -> None:
     done = node.poolmeter("run", "--memory", "90G", "--tenant", "acme", "--", "true")
     assert done.returncode == 125

@@ -112,7 +112,7 @@ def test_a_stopped_program_does_not_hold_the_machine(make_machine: MakeMachine) 
             reader = subprocess.Popen([sys.executable, "-c", READ], env=machine.environment())
             # It may have been stopped inside: then the reader waits until it goes on, and never longer.
             try:
-                reader.wait(0.5)
+                reader.wait(4)
                 answered += 1
             except subprocess.TimeoutExpired:
                 pass

@@ -19,10 +19,12 @@
 /*
  * What a card does besides the kernel itself, in units of the time between two adjacent marks in a full queue. Seen on
  * an H200 (driver 580), where that unit is 1.28 us, for kernels of 5 to 200 us: one launch between two marks reads the
- * kernel's own span + 3.80 us, a launch of a full queue comes 1.75 us after the one before it has ended.
+ * kernel's own span + 3.80 us, a launch of a full queue comes 1.75 us after the one before it has ended. In an idle
+ * queue the gap that the host leaves between mark and launch comes on top; the launch call returns about 1.7 us after
+ * the launch has reached the card, by which the gap is shorter there than the host sees it.
  */
 #define SAMPLE_MARKS 3.0
-#define IDLE_MARKS 1.7 /* of a launch that finds the queue empty: part of it passes while the host hands over */
+#define IDLE_MARKS 1.7
 #define LAUNCH_MARKS 1.4
 #define TAIL_NS 200000u
 #define REFERENCE_NS 1000000000

@@ -59,7 +59,7 @@ def _decode(hint: Any, value: Any, what: str) -> Any:
                 arguments[field.name] = _decode(hints[field.name], value[field.name], f"{what}.{field.name}")
             elif field.default is MISSING and field.default_factory is MISSING:
                 if not isinstance(hints[field.name], types.UnionType):
-                    raise DataError(f"{what}.{field.name} is missing, expected {hints[field.name]}")
+                    raise DataError(f"{what}.{field.name} is missing, expected {getattr(hints[field.name], '__name__', hints[field.name])}")
                 arguments[field.name] = None
         return typing.cast(Any, hint)(**arguments)
     if origin is tuple:
