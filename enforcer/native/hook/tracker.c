@@ -15,6 +15,7 @@
 #define BIN_NS 20000
 #define GAP_NS 2000u /* between two launches of a full queue, at most */
 #define TAIL_LAUNCHES 8u
+#define CROWDED_LAUNCHES 8u
 /*
  * What a card does besides the kernel itself, in units of the time between two adjacent marks in a full queue. Seen on
  * an H200 (driver 580), where that unit is 1.28 us, for kernels of 5 to 200 us: one launch between two marks reads the
@@ -518,8 +519,13 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
     struct pm_lane *lane = launch->lane;
     if (lane)
         lane->stream = launch->stream;
-    if (lane && usable(tracker)) {
+    if (lane && usable(tracker))
         poll_locked(tracker);
+    bool crowded = lane && tracker->segment_count > PM_SEGMENTS / 2 && lane->open != PM_NO_MARK &&
+                   pm_peek(&lane->launches) < CROWDED_LAUNCHES;
+    if (crowded) {
+        launch->timed = false; /* so far ahead of the device, several launches to a mark will do */
+    } else if (lane && usable(tracker)) {
         bool ready = lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0 && !lane->tainted &&
                      mark_passed(tracker, lane->open) == 0;
         if (ready)
