@@ -28,6 +28,24 @@ def test_periods(start: str | None, end: str | None, zone: str, expected: tuple[
     assert (period.start_text(), period.end_text()) == expected
 
 
+def test_the_calendar_ends_without_an_error() -> None:
+    assert parse_period(None, "9999-12-31T23:59:59.9Z", "UTC", NOW).end_text() == "9999-12-31T23:59:00Z"
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "zone"),
+    [
+        ("0001-01-01", None, "Asia/Tokyo"),
+        ("0001-01-01T00:00:00+14:00", None, "UTC"),
+        (None, "9999-12-31T23:59", "America/New_York"),
+        ("", None, "UTC"),
+    ],
+)
+def test_times_outside_the_calendar_are_named(start: str | None, end: str | None, zone: str) -> None:
+    with pytest.raises(BadInput, match=r"--from is|--to is"):
+        parse_period(start, end, zone, NOW)
+
+
 def test_days_with_a_clock_change_have_25_or_23_hours() -> None:
     autumn = parse_period("2026-10-25", "2026-10-26", "Europe/Vienna", NOW)
     spring = parse_period("2026-03-29", "2026-03-30", "Europe/Vienna", NOW)

@@ -59,7 +59,7 @@ struct tenant {
 
 static struct tenant tenants[TENANTS];
 static int tenant_count, current = -1, on_device = -1;
-static uint64_t event_ns, gap_ns, resume_ns;
+static uint64_t event_ns, gap_ns, resume_ns, idle_ns;
 static uint64_t slice_ns, switch_ns, device_time, slice_end;
 
 static uint64_t now(void) {
@@ -201,7 +201,8 @@ static void launch(struct tenant *t, int stream, uint64_t kind, double us) {
     if (gap_ns) {
         const struct stream *q = &t->streams[stream];
         bool after_event = q->tail > 0 && q->ops[(q->tail - 1) % QUEUE].kind == EVENT;
-        push(t, stream, (struct op){COPY, gap_ns + (after_event ? resume_ns : 0), NULL});
+        bool idle = q->head == q->tail;
+        push(t, stream, (struct op){COPY, idle ? idle_ns : gap_ns + (after_event ? resume_ns : 0), NULL});
     }
     push(t, stream, (struct op){KERNEL, (uint64_t)(us * 1000), NULL});
     pm_launch_end(&launch, true);
@@ -262,6 +263,7 @@ int main(int argc, char **argv) {
         event_ns = 1280; /* as seen on an H200, driver 580 */
         gap_ns = 1750;
         resume_ns = 770; /* more, after an event */
+        idle_ns = 900;   /* instead, in an empty queue */
     }
     pm_clock_use(now, sleep_until);
     device_time = begin;

@@ -16,6 +16,7 @@
 #define SOFT_DEPTH_NS 500000u  /* under way at most while somebody may come back any time */
 #define SOFT_ALONE_NS 2000000u /* the same while nobody was there for a second */
 #define SOFT_CLAIM_NS 4000000  /* saved up before a soft one takes its own limit beside a busy owner */
+#define SOFT_LEAST_PPM 10000u  /* of a soft one that has no limit of its own, beside a busy owner */
 #define STARVED_AFTER_NS 250000000u
 #define STARVED_FOR_NS 3000000000u
 #define REFILL_NS 5000000u
@@ -47,7 +48,8 @@ static void survey(struct pm_limiter *limiter, uint64_t now, uint64_t period) {
         return;
     struct pm_neighbours found;
     pm_board_survey(limiter->board, limiter->seat, now, &found);
-    uint64_t limit = pm_peek(&limiter->limit_ppm), rate = limit < PM_WHOLE_PPM ? limit : PM_WHOLE_PPM;
+    uint64_t limit = pm_peek(&limiter->limit_ppm), most = pm_peek(&limiter->soft) ? SOFT_LEAST_PPM : PM_WHOLE_PPM;
+    uint64_t rate = limit < PM_WHOLE_PPM ? limit : most;
     if (pm_peek(&limiter->soft) && !found.owner_busy) {
         uint64_t weight = pm_peek(&limiter->weight), part = PM_WHOLE_PPM;
         if (found.soft_weights)

@@ -15,6 +15,7 @@
 #define BIN_NS 20000
 #define GAP_NS 2000u /* between two launches of a full queue, at most */
 #define TAIL_LAUNCHES 8u
+#define CROWDED_LAUNCHES 8u
 /*
  * What a card does besides the kernel itself, in units of the time between two adjacent marks in a full queue. Seen on
  * an H200 (driver 580), where that unit is 1.28 us, for kernels of 5 to 200 us: one launch between two marks reads the
@@ -23,8 +24,8 @@
  * the launch has reached the card, by which the gap is shorter there than the host sees it.
  */
 #define SAMPLE_MARKS 3.0
+#define IDLE_MARKS 1.7
 #define LAUNCH_MARKS 1.4
-#define RETURN_MARKS 1.3
 #define TAIL_NS 200000u
 #define REFERENCE_NS 1000000000
 #define FAULT_LIMIT 16u
@@ -284,9 +285,8 @@ static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
     if (now_busy > segment->neighbours)
         segment->neighbours = now_busy;
     if (segment->launches == 1 && segment->entry && !segment->tainted) {
-        int64_t beside = (int64_t)(SAMPLE_MARKS * tracker->mark_cost_ns);
-        int64_t gap = (int64_t)segment->host_gap_ns - (int64_t)(RETURN_MARKS * tracker->mark_cost_ns);
-        int64_t took = span - beside - (segment->full || gap < 0 ? 0 : gap);
+        int64_t beside = (int64_t)((segment->full ? SAMPLE_MARKS : IDLE_MARKS) * tracker->mark_cost_ns);
+        int64_t took = span - beside - (segment->full ? 0 : (int64_t)segment->host_gap_ns);
         span = span - beside < 500 ? 500 : span - beside;
         took = took < 500 ? 500 : took;
         if (pm_samples_blurred(segment, (uint64_t)span, (uint64_t)took))
@@ -519,8 +519,13 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
     struct pm_lane *lane = launch->lane;
     if (lane)
         lane->stream = launch->stream;
-    if (lane && usable(tracker)) {
+    if (lane && usable(tracker))
         poll_locked(tracker);
+    bool crowded = lane && tracker->segment_count > PM_SEGMENTS / 2 && lane->open != PM_NO_MARK &&
+                   pm_peek(&lane->launches) < CROWDED_LAUNCHES;
+    if (crowded) {
+        launch->timed = false; /* so far ahead of the device, several launches to a mark will do */
+    } else if (lane && usable(tracker)) {
         bool ready = lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0 && !lane->tainted &&
                      mark_passed(tracker, lane->open) == 0;
         if (ready)
