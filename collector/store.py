@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 LOCK = "LOCK"
 GRACE_S = 300.0
+# An opened catalog stays readable after it is deleted, so only the moment between reading CURRENT and opening it counts; at a publication a
+# second the old ones would else fill a gigabyte.
+CATALOG_GRACE_S = 10.0
 _log = logging.getLogger("poolmeter.collector")
 
 
@@ -242,11 +245,10 @@ class Store:
 
         name_current(self.root, wanted.generation, replaced)
         self._on_step("current")
-        deadline = time.monotonic() + self._grace_s
-        gone = [self.root / file for file in before.segments if file not in wanted.segments]
+        now = time.monotonic()
+        self._doomed += [(now + self._grace_s, self.root / file) for file in before.segments if file not in wanted.segments]
         if before.generation:
-            gone.append(self.root / f"catalog-{before.generation}.duckdb")
-        self._doomed += [(deadline, path) for path in gone]
+            self._doomed.append((now + min(self._grace_s, CATALOG_GRACE_S), self.root / f"catalog-{before.generation}.duckdb"))
 
     def _forget(self, written: Sequence[Segment]) -> None:
         """Remove segments of a publication that failed, unless it had already become the published state."""
