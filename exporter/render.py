@@ -1,5 +1,6 @@
 """`/metrics` as text: a reference by prometheus_client, and the page that is served, which is the same bytes faster."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,7 @@ def _escape_help(text: str) -> str:
 def _number(value: float) -> str:
     # As Go prints floats, which is what prometheus_client does too: an exponent from 1e+06 on.
     if value == 0.0:
-        return "0.0"
+        return "0.0" if math.copysign(1.0, value) > 0 else "-0.0"
     if value == 1.0:
         return "1.0"
     from prometheus_client.utils import floatToGoString
