@@ -189,9 +189,15 @@ class Integrator:
         for reading in seen.allocations.values():
             if reading.allocation is not None:
                 self.ledger.known[reading.id] = reading.allocation
+            # The grant of an ended allocation is closed: its limits are no longer those its programs ran under.
+            ended = {item.device_uuid: item for item in reading.allocation.slices} if reading.retired and reading.allocation else {}
             for limits in reading.grant.devices if reading.grant else ():
                 part = self.ledger.slices.get(f"{limits.uuid}|{reading.id}")
-                if part is not None:
+                if part is None:
+                    continue
+                if last := ended.get(limits.uuid):
+                    part.limit_ppm, part.limit_bytes = last.compute_limit_ppm, last.memory_bytes
+                else:
                     part.limit_ppm, part.limit_bytes = limits.compute_ppm, limits.memory_bytes
             if reading.meter is None:
                 if reading.tampered and reading.id not in marked:

@@ -256,8 +256,11 @@ class Node:
         return after
 
     def release(self, allocation: Allocation) -> None:
-        """End as the enforcer does: journal, allocation.json, then the folder moves."""
+        """End as the enforcer does: journal, allocation.json, the grant closed to new memory, then the folder moves."""
         self.change(allocation, "released", state=AllocationState.RELEASED)
+        if allocation.id in self.meters:
+            closed = tuple(DeviceGrant(item.device_uuid, item.compute_limit_ppm, 0) for item in allocation.slices)
+            write_grant(self.run.allocations / allocation.id / "grant", Grant(allocation.id, closed))
         (self.run.allocations / allocation.id).rename(self.run.retired / allocation.id)
         if allocation.id in self.meters:
             self.meters[allocation.id].moved(self.run.retired / allocation.id / "meter")

@@ -69,6 +69,7 @@ def test_a_short_process_between_two_ticks(node: Node) -> None:
     (one,) = of(node.records(), ProcessRecord)
     assert part.allocated_us == 150_000 and part.used_us == 290_000 and part.launches == 29 and part.state == "unallocated"
     assert (one.used_us, one.ended) == (290_000, True)
+    assert part.memory_limit_bytes == 10 * GIB  # what it ran under, not what the closed grant says
     assert (node.run.retired / "short").exists()
     node.spool.acknowledge("collector", node.spool.epoch, node.spool.last_sequence)
     node.tick()
