@@ -17,6 +17,7 @@ from poolmeter.demo_tenants import TENANTS, Tenants
 from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused
 from poolmeter.model.units import MICROSECONDS
 from poolmeter.period import rfc3339
+from poolmeter.places import CollectorData
 from poolmeter.pool import Pool, simulated_nodes
 from poolmeter.progress import Progress
 from poolmeter.report import Report, write
@@ -40,6 +41,9 @@ class Demo:
         with contextlib.ExitStack() as stack:
             if args.data:
                 data = Path(args.data).absolute()
+                # The bill is set beside the truth of this run alone.
+                if (CollectorData(data).store).exists():
+                    raise BadInput(f"data folder {data} holds a store already, expected one without, for the demo's own (--data)")
             else:
                 data = Path(tempfile.mkdtemp(prefix="poolmeter-demo-"))
                 stack.callback(shutil.rmtree, data, ignore_errors=True)
@@ -94,10 +98,14 @@ def resize(pool: Pool) -> int:
         command.run(args)
     deadline = time.monotonic() + 5
     changed = 0
-    while changed == 0 and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
         time.sleep(0.2)
         after = limits(pool)
-        changed = sum(1 for key, limit in after.items() if before.get(key) not in (None, limit))
+        found = sum(1 for key, limit in after.items() if before.get(key) not in (None, limit))
+        if found and not changed:
+            # Nodes take their snapshots in turn, one a second: the others get time for theirs.
+            deadline = min(deadline, time.monotonic() + 1.5)
+        changed = found
     say(f"resized {changed} slice(s) while they ran")
     return changed
 
@@ -129,7 +137,6 @@ def bill(pool: Pool, tenants: Tenants, resized: int) -> Report:
     from poolmeter.accounting.usage import usage_report
     from poolmeter.collector.catalog import open_catalog
     from poolmeter.period import parse_period
-    from poolmeter.places import CollectorData
 
     root = CollectorData(pool.data).store
     with contextlib.closing(open_catalog(root)) as catalog:
@@ -145,21 +152,20 @@ def bill(pool: Pool, tenants: Tenants, resized: int) -> Report:
     charged = chargeback_report(root, period, plan)
     usage = usage_report(root, period)
     costs = {row["tenant"]: row["cost"] for row in charged.rows if row.get("line") == "usage"}
-    billed = {tenant: (int(us), int(denied or 0)) for tenant, us, denied in used if us is not None}
+    billed = {tenant: int(us) for tenant, us, _ in used if us is not None}
+    denied = [int(count) for _, _, count in used if count is not None]
     truth = true_device_us(tenants)
     rows = []
     for name in sorted({*billed, *truth}):
         row: dict[str, object] = {"tenant": name, "true_device_seconds": seconds_of(truth.get(name))}
         if name in billed:
-            row |= {"billed_device_seconds": seconds_of(billed[name][0]), "cost": costs.get(name), "currency": plan.currency}
+            row |= {"billed_device_seconds": seconds_of(billed[name]), "cost": costs.get(name), "currency": plan.currency}
         rows.append(row)
     found = {
         "unaccounted": unhooked[0],
         "unaccounted_device_seconds": seconds_of(None if unhooked[1] is None else int(unhooked[1])),
-        "denied_allocations": sum(denied for _, denied in billed.values()),
-        "short_lived": sum(
-            1 for item in tenants.finished if item.tenant.seconds is not None and billed.get(item.tenant.name, (0, 0))[0] > 0
-        ),
+        "denied_allocations": sum(denied) if denied else None,
+        "short_lived": sum(1 for item in tenants.finished if item.tenant.seconds is not None and billed.get(item.tenant.name, 0) > 0),
         "resized": resized,
     }
     return Report(

@@ -119,6 +119,12 @@ def test_the_demos_store_answers_the_same_afterwards(demo: dict[str, Any]) -> No
     assert any(row["state"] == "applied" for row in history["rows"])
 
 
+def test_a_second_demo_does_not_mix_its_bill_with_the_first(demo: dict[str, Any]) -> None:
+    words = poolmeter("demo", "--seconds", "10", "--data", demo["data"])
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "holds a store already" in done.stderr
+
+
 @pytest.mark.timeout(400)
 def test_up_serves_runs_resizes_and_stops(tmp_path: Path) -> None:
     data = tmp_path / "data"
