@@ -65,10 +65,24 @@ void fill_bytes(void *to, const void *pattern, size_t width, size_t count) {
         memcpy((char *)to + i * width, pattern, width);
 }
 
-uint64_t copy_ns(int device, enum sim_copy kind, size_t bytes) {
+static uint64_t copy_ns(int device, enum sim_copy kind, size_t bytes) {
     const struct sim_device *d = &cuda.m->device[device];
     uint64_t rate = kind == SIM_COPY_H2D ? d->h2d_bps : kind == SIM_COPY_D2H ? d->d2h_bps : d->d2d_bps;
     return rate ? (uint64_t)((unsigned __int128)bytes * 1000000000u / rate) : 0;
+}
+
+struct sim_op copy_op(int device, enum sim_copy kind, size_t bytes) {
+    return (struct sim_op){.kind = SIM_OP_COPY, .copy = kind, .work_ns = copy_ns(device, kind, bytes), .arg = bytes};
+}
+
+/* At the bandwidth of copies within the card: what limits both is the card's memory. */
+struct sim_op fill_op(int device, size_t bytes) {
+    return (struct sim_op){.kind = SIM_OP_FILL,
+                           .copy = SIM_COPY_SET,
+                           .work_ns = copy_ns(device, SIM_COPY_SET, bytes),
+                           .arg = bytes,
+                           .width_ppm = 1000000,
+                           .event = 1000000};
 }
 
 enum sim_copy copy_kind(const void *to, const void *from) {
@@ -86,10 +100,8 @@ CUresult copy_submit(struct CUstream_st *s, void *to, const void *from, size_t b
     }
     enum sim_copy kind = copy_kind(to, from);
     copy_bytes(to, from, bytes);
-    struct sim_op op = {
-        .kind = SIM_OP_COPY, .copy = kind, .work_ns = copy_ns(s->ctx->device, kind, bytes), .arg = bytes};
     uint64_t target;
-    CUresult rc = submit(s, op, &target, false);
+    CUresult rc = submit(s, copy_op(s->ctx->device, kind, bytes), &target, false);
     REQUIRE(rc == CUDA_SUCCESS, rc);
     return wait ? wait_stream(s, target) : CUDA_SUCCESS;
 }
@@ -212,10 +224,8 @@ static CUresult copy_box(const struct side *from, const struct side *to, size_t 
             copy_bytes(t, f, width);
         }
     enum sim_copy kind = copy_kind(target, source);
-    struct sim_op op = {
-        .kind = SIM_OP_COPY, .copy = kind, .work_ns = copy_ns(s->ctx->device, kind, bytes), .arg = bytes};
     uint64_t mark;
-    rc = submit(s, op, &mark, false);
+    rc = submit(s, copy_op(s->ctx->device, kind, bytes), &mark, false);
     REQUIRE(rc == CUDA_SUCCESS, rc);
     return wait ? wait_stream(s, mark) : CUDA_SUCCESS;
 }
@@ -285,15 +295,8 @@ static CUresult set_submit(CUstream handle, CUdeviceptr to, size_t pitch, unsign
     }
     for (size_t r = 0; r < rows; r++)
         fill_bytes((char *)AT(to) + r * pitch, &value, width, columns);
-    struct sim_op op = {.kind = SIM_OP_COPY,
-                        .copy = SIM_COPY_SET,
-                        .work_ns = copy_ns(s->ctx->device, SIM_COPY_D2D, row * rows),
-                        .arg = row * rows};
-    uint64_t target;
-    rc = submit(s, op, &target, false);
-    REQUIRE(rc == CUDA_SUCCESS, rc);
     (void)wait; /* a memset of device memory does not wait for its end */
-    return CUDA_SUCCESS;
+    return submit(s, fill_op(s->ctx->device, row * rows), NULL, false);
 }
 
 CUresult CUDAAPI cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t n) {

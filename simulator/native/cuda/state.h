@@ -277,7 +277,8 @@ bool virtual_device(uintptr_t at, int *device, size_t *left); /* locked; of a ma
 void copy_bytes(void *to, const void *from, size_t bytes);    /* stored parts only */
 void fill_bytes(void *to, const void *pattern, size_t width, size_t count);
 CUresult copy_submit(struct CUstream_st *stream, void *to, const void *from, size_t bytes, bool wait);
-uint64_t copy_ns(int device, enum sim_copy kind, size_t bytes);
+struct sim_op copy_op(int device, enum sim_copy kind, size_t bytes); /* takes its time on a copy engine */
+struct sim_op fill_op(int device, size_t bytes);                     /* takes its time in the context's turn */
 enum sim_copy copy_kind(const void *to, const void *from);
 
 /* graphs and capture */

@@ -5,7 +5,8 @@
  * fills a part of the card (its width), and when the parts sum to more than the card all slow down alike, so that two
  * kernels that fill the card take as long together as one after the other. A context keeps the card while it is alone;
  * when another has work, it keeps it for the rest of its slice (or until it has no work) and the switch takes switch_ns
- * in which nothing runs. Copies run on copy engines, whatever the context, at their own bandwidth; memsets too.
+ * in which nothing runs. Memsets are kernels of the driver's own and run among the context's kernels. Copies run on
+ * copy engines, whatever the context, at their own bandwidth.
  *
  * Time moves from event to event; a card is integrated only when something on it changes or somebody reads it.
  */
@@ -19,21 +20,44 @@ static void add_energy(struct sim_machine *m, struct sim_device *dev, uint64_t d
     PUT(m, dev->energy_pj, (uint64_t)(pj % 1000000000u));
 }
 
+static void integrate_copies(struct sim_machine *m, struct sim_device *dev, uint64_t dt) {
+    ADD(m, dev->period_copy_ns, dt);
+    ADD(m, dev->copy_ns, dt);
+    for (uint32_t ci = dev->contexts; ci != SIM_NONE; ci = m->context[ci].next) {
+        struct sim_account *a = &m->process[m->context[ci].process].account[m->context[ci].device];
+        if (a->copies == 0 || a->copied_to_ns == dev->time_ns) /* none, or its other context came first */
+            continue;
+        ADD(m, a->copy_ns, dt);
+        PUT(m, a->copied_to_ns, dev->time_ns);
+    }
+}
+
+bool device_running(const struct sim_machine *m, uint32_t d) {
+    const struct sim_device *dev = &m->device[d];
+    return dev->engine == SIM_ENGINE_RUN && dev->active != SIM_NONE &&
+           m->context[dev->active].kernels + m->context[dev->active].fills > 0;
+}
+
 /* Brings a card up to `t`, at or before which nothing changes on it. */
 void engine_integrate(struct sim_machine *m, uint32_t d, uint64_t t) {
     struct sim_device *dev = &m->device[d];
     if (t <= dev->time_ns)
         return;
     uint64_t dt = t - dev->time_ns;
-    bool running = dev->engine == SIM_ENGINE_RUN && dev->active != SIM_NONE && m->context[dev->active].kernels > 0;
+    bool running = device_running(m, d);
     PUT(m, dev->time_ns, t);
     if (running) {
         struct sim_context *c = &m->context[dev->active];
         struct sim_account *a = &m->process[c->process].account[d];
-        ADD(m, dev->busy_ns, dt);
+        if (c->kernels > 0) {
+            ADD(m, dev->busy_ns, dt);
+            ADD(m, a->busy_ns, dt);
+        } else {
+            ADD(m, dev->fill_ns, dt);
+            ADD(m, a->fill_ns, dt);
+        }
         ADD(m, dev->sm_ns, c->width_ppm >= 1000000 ? dt : dt * c->width_ppm / 1000000u);
         ADD(m, dev->period_busy_ns, dt);
-        ADD(m, a->busy_ns, dt);
         ADD(m, a->period_ns, dt);
         ADD(m, dev->warp_ns, c->occupancy_ppm >= 1000000 ? dt : dt * c->occupancy_ppm / 1000000u);
         uint64_t progress = dt;
@@ -41,7 +65,7 @@ void engine_integrate(struct sim_machine *m, uint32_t d, uint64_t t) {
             progress = (uint64_t)((unsigned __int128)dt * 1000000u / c->width_ppm);
         for (uint32_t s = c->streams; s != SIM_NONE; s = m->stream[s].next) {
             struct sim_stream *st = &m->stream[s];
-            if (st->started && !stream_empty(st) && head_op(m, s)->kind == SIM_OP_KERNEL)
+            if (st->started && !stream_empty(st) && on_compute(head_op(m, s)))
                 PUT(m, st->remaining_ns, st->remaining_ns > progress ? st->remaining_ns - progress : 0);
         }
     } else if (dev->engine == SIM_ENGINE_SWITCH) {
@@ -49,7 +73,7 @@ void engine_integrate(struct sim_machine *m, uint32_t d, uint64_t t) {
         ADD(m, dev->period_busy_ns, dt);
     }
     if (dev->copies > 0)
-        ADD(m, dev->period_copy_ns, dt);
+        integrate_copies(m, dev, dt);
     add_energy(m, dev, dt, running ? dev->active_mw : dev->idle_mw);
 }
 
@@ -135,7 +159,7 @@ void engine_schedule(struct sim_machine *m, uint32_t d, uint64_t t) {
         uint64_t least = SIM_NEVER;
         for (uint32_t s = c->streams; s != SIM_NONE; s = m->stream[s].next) {
             const struct sim_stream *st = &m->stream[s];
-            if (st->started && head_op(m, s)->kind == SIM_OP_KERNEL && st->remaining_ns < least)
+            if (st->started && on_compute(head_op(m, s)) && st->remaining_ns < least)
                 least = st->remaining_ns;
         }
         if (least != SIM_NEVER) {
@@ -207,7 +231,7 @@ static void step(struct sim_machine *m, uint32_t d, uint64_t t) {
         bool any = false;
         for (uint32_t s = m->context[ci].streams; s != SIM_NONE; s = m->stream[s].next) {
             struct sim_stream *st = &m->stream[s];
-            if (st->started && st->remaining_ns == 0 && head_op(m, s)->kind == SIM_OP_KERNEL) {
+            if (st->started && st->remaining_ns == 0 && on_compute(head_op(m, s))) {
                 stream_pop(m, s);
                 any = true;
             }
@@ -222,7 +246,6 @@ static void step(struct sim_machine *m, uint32_t d, uint64_t t) {
                 struct sim_stream *st = &m->stream[s];
                 if (st->started && head_op(m, s)->kind == SIM_OP_COPY && st->copy_end_ns <= t) {
                     stream_pop(m, s);
-                    SUB(m, dev->copies, 1);
                     any = true;
                 }
             }

@@ -10,6 +10,10 @@ static inline struct sim_op *head_op(struct sim_machine *m, uint32_t s) {
 static inline bool stream_empty(const struct sim_stream *s) {
     return s->head == s->tail;
 }
+/* Does it need its context's turn on the card? */
+static inline bool on_compute(const struct sim_op *op) {
+    return op->kind == SIM_OP_KERNEL || op->kind == SIM_OP_FILL;
+}
 
 /* engine.c */
 void engine_integrate(struct sim_machine *m, uint32_t device, uint64_t t); /* nothing changes on the card before `t` */

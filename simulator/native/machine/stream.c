@@ -11,6 +11,16 @@ static bool on_card(const struct sim_machine *m, uint32_t ci) {
     return dev->active == ci && dev->engine != SIM_ENGINE_SWITCH;
 }
 
+/* If the head is a copy under way: it is off its copy engine. */
+static void copy_leaves(struct sim_machine *m, uint32_t s) {
+    const struct sim_stream *st = &m->stream[s];
+    const struct sim_context *c = &m->context[st->context];
+    if (!st->started || stream_empty(st) || head_op(m, s)->kind != SIM_OP_COPY)
+        return;
+    SUB(m, m->device[c->device].copies, 1);
+    SUB(m, m->process[c->process].account[c->device].copies, 1);
+}
+
 void stream_pop(struct sim_machine *m, uint32_t s) {
     struct sim_stream *st = &m->stream[s];
     const struct sim_op *op = head_op(m, s);
@@ -20,10 +30,11 @@ void stream_pop(struct sim_machine *m, uint32_t s) {
     if (op->kind == SIM_OP_KERNEL) {
         ADD(m, a->kernels, op->kernels);
         ADD(m, dev->kernels, op->kernels);
-    } else if (op->kind == SIM_OP_COPY) {
+    } else if (op->kind == SIM_OP_COPY || op->kind == SIM_OP_FILL) {
         ADD(m, a->copy_bytes[op->copy], op->arg);
         ADD(m, dev->copy_bytes[op->copy], op->arg);
     }
+    copy_leaves(m, s);
     if (op->flags & SIM_OP_GRAPH_END)
         ADD(m, a->graph_launches, 1);
     PUT(m, st->done, op->position);
@@ -100,6 +111,7 @@ static bool settle_stream(struct sim_machine *m, uint32_t s, uint64_t t) {
                 PUT(m, st->started, 1);
                 PUT(m, st->copy_end_ns, t + op->work_ns);
                 ADD(m, m->device[c->device].copies, 1);
+                ADD(m, m->process[c->process].account[c->device].copies, 1);
                 return progress;
             }
             stream_pop(m, s);
@@ -111,7 +123,10 @@ static bool settle_stream(struct sim_machine *m, uint32_t s, uint64_t t) {
             }
             if (st->started) {
                 c->runnable++;
-                c->kernels++;
+                if (op->kind == SIM_OP_KERNEL)
+                    c->kernels++;
+                else
+                    c->fills++;
                 c->width_ppm += op->width_ppm;
                 c->occupancy_ppm += op->event;
                 return progress;
@@ -130,12 +145,14 @@ void context_settle(struct sim_machine *m, uint32_t ci, uint64_t t) {
     machine_note_(m, &c->runnable); /* one word with `waiting` */
     machine_note_(m, &c->width_ppm);
     machine_note_(m, &c->kernels);
+    machine_note_(m, &c->fills);
     machine_note_(m, &c->occupancy_ppm);
     do {
         progress = false;
         c->runnable = 0;
         c->waiting = 0;
         c->kernels = 0;
+        c->fills = 0;
         c->width_ppm = 0;
         c->occupancy_ppm = 0;
         for (uint32_t s = c->streams; s != SIM_NONE; s = m->stream[s].next)
@@ -174,8 +191,7 @@ uint32_t stream_create(struct sim_machine *m, uint32_t ci, bool blocking, bool l
 static void unlink_stream(struct sim_machine *m, uint32_t s) {
     struct sim_stream *st = &m->stream[s];
     struct sim_context *c = &m->context[st->context];
-    if (st->started && !stream_empty(st) && head_op(m, s)->kind == SIM_OP_COPY)
-        SUB(m, m->device[c->device].copies, 1);
+    copy_leaves(m, s);
     if (st->started && !stream_empty(st) && head_op(m, s)->kind == SIM_OP_HOST)
         SUB(m, m->host_ops, 1);
     if (c->streams == s) {
@@ -246,7 +262,7 @@ uint64_t stream_bound(const struct sim_machine *m, uint32_t s, uint64_t target, 
     const struct sim_context *c = &m->context[st->context];
     const struct sim_device *dev = &m->device[c->device];
     uint64_t work = last->position - st->done;
-    if (st->started && head->kind == SIM_OP_KERNEL) {
+    if (st->started && on_compute(head)) {
         uint64_t elapsed = dev->engine == SIM_ENGINE_RUN && dev->active == st->context ? now - dev->time_ns : 0;
         uint64_t left = st->remaining_ns > elapsed ? st->remaining_ns - elapsed : 0;
         work = work - head->work_ns + left;

@@ -106,9 +106,7 @@ static void read_field(const struct sim_machine *m, const struct sim_device *d, 
         put(f, TYPE_UNSIGNED, device_power_mw(m, index));
         break;
     case 186:
-        put(f, TYPE_UNSIGNED,
-            d->engine == SIM_ENGINE_RUN && d->active != SIM_NONE && m->context[d->active].kernels > 0 ? d->active_mw
-                                                                                                      : d->idle_mw);
+        put(f, TYPE_UNSIGNED, device_running(m, index) ? d->active_mw : d->idle_mw);
         break;
     case 187:
         put(f, TYPE_UNSIGNED, d->limit_mw / 3);
