@@ -84,3 +84,67 @@ def test_a_program_that_ends_in_a_copy_leaves_none_in_flight(make_machine: MakeM
     (second,) = machine.truth()
     assert first.copy_ns == second.copy_ns == machine.device_truth(0).copy_ns
     assert 0 < first.copy_ns < 50_000_000
+
+
+ARRAYS = """
+cu.open()
+class Shape(ctypes.Structure):
+    _fields_ = [("width", c_size_t), ("height", c_size_t), ("format", c_int), ("channels", c_uint)]
+class Box(ctypes.Structure):
+    _fields_ = [
+        (side + name, kind)
+        for side in ("src", "dst")
+        for name, kind in (("X", c_size_t), ("Y", c_size_t), ("Type", c_int), ("Host", c_void_p), ("Device", c_uint64), ("Array", c_void_p), ("Pitch", c_size_t))
+    ] + [("width", c_size_t), ("height", c_size_t)]
+def array(width, height):
+    made = c_void_p(); cu("cuArrayCreate_v2", byref(made), byref(Shape(width, height, 0x20, 1)))
+    return made
+HOST, DEVICE, ARRAY = 1, 2, 3
+"""
+
+
+def test_an_array_gives_back_what_was_copied_in(make_machine: MakeMachine, run_program: RunProgram) -> None:
+    """Rows of 1,000 floats, padded in the array; a corner of 5 x 3 is read from row 10, byte 400 on."""
+    machine = make_machine("h200x4", clock="virtual")
+    answer = run_program(
+        machine,
+        ARRAYS
+        + """
+a = array(1000, 20); data = (c_uint * 20000)(*range(20000)); out = (c_uint * 15)()
+cu("cuMemcpy2D_v2", byref(Box(srcType=HOST, srcHost=ctypes.addressof(data), srcPitch=4000, dstType=ARRAY, dstArray=a, width=4000, height=20)))
+corner = dict(srcType=ARRAY, srcArray=a, srcX=400, srcY=10, dstType=HOST, dstHost=ctypes.addressof(out), dstPitch=20, width=20, height=3)
+cu("cuMemcpy2D_v2", byref(Box(**corner)))
+outside = cu.status("cuMemcpy2D_v2", byref(Box(**(corner | dict(srcY=18)))))
+beside = cu.status("cuMemcpy2D_v2", byref(Box(**(corner | dict(srcX=3984)))))
+cu("cuArrayDestroy", a)
+say(out=list(out), refused=[outside, beside])
+""",
+    )
+    assert answer["out"] == [row * 1000 + column for row in (10, 11, 12) for column in range(100, 105)]
+    assert answer["refused"] == [1, 1]
+    (truth,) = machine.truth()
+    assert (truth.h2d_bytes, truth.d2h_bytes) == (80_000, 60)
+    assert truth.copy_ns == 80_000 * 1000 // 55_000 + 60 * 1000 // 55_000
+
+
+def test_arrays_of_one_dimension(make_machine: MakeMachine, run_program: RunProgram) -> None:
+    machine = make_machine("h200x4", clock="virtual")
+    answer = run_program(
+        machine,
+        ARRAYS
+        + """
+a, b, flat, s = array(64, 0), array(64, 0), array(64, 2), cu.stream()
+p = cu.allocate(256); data = (c_uint * 64)(*range(64)); out = (c_uint * 4)()
+cu("cuMemcpyHtoA_v2", a, c_size_t(0), data, c_size_t(256))
+cu("cuMemcpyAtoA_v2", b, c_size_t(16), a, c_size_t(0), c_size_t(128))
+cu("cuMemcpyAtoD_v2", p, b, c_size_t(16), c_size_t(128))
+cu("cuMemcpyDtoA_v2", a, c_size_t(128), p, c_size_t(64))
+cu("cuMemcpyAtoHAsync_v2", out, a, c_size_t(136), c_size_t(16), s)
+cu("cuStreamSynchronize", s)
+say(out=list(out), two=cu.status("cuMemcpyHtoA_v2", flat, c_size_t(0), data, c_size_t(256)),
+    over=cu.status("cuMemcpyHtoA_v2", a, c_size_t(4), data, c_size_t(256)), nothing=cu.status("cuMemcpyAtoH_v2", out, None, c_size_t(0), c_size_t(4)))
+""",
+    )
+    assert answer == {"out": [2, 3, 4, 5], "two": 1, "over": 1, "nothing": 1}
+    (truth,) = machine.truth()
+    assert (truth.h2d_bytes, truth.d2d_bytes, truth.d2h_bytes) == (256, 320, 16)
