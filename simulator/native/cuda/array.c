@@ -1,21 +1,15 @@
-/* Arrays and mipmapped arrays: memory of the card with a shape. Only their bytes count here; nothing samples them. */
-#include "state.h"
+/* Arrays and mipmapped arrays: memory of the card with a shape. Copies fill and read them; nothing
+ * samples them. */
+#include "array.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-struct CUarray_st {
-    uint32_t magic;
-    int device;
-    size_t bytes;
-    CUDA_ARRAY3D_DESCRIPTOR shape;
-    struct CUmipmappedArray_st *owner; /* a level of it: not the program's to destroy */
-};
 
 struct CUmipmappedArray_st {
     uint32_t magic;
     int device;
     size_t bytes;
+    CUdeviceptr at; /* of the first level; the others follow */
     unsigned levels;
     struct CUarray_st *level[16];
 };
@@ -38,11 +32,17 @@ static size_t element_bytes(CUarray_format format) {
     }
 }
 
+size_t array_row(const struct CUarray_st *a) {
+    return a->shape.Width * element_bytes(a->shape.Format) * a->shape.NumChannels;
+}
+
+static size_t shape_pitch(const CUDA_ARRAY3D_DESCRIPTOR *s) {
+    return (s->Width * element_bytes(s->Format) * s->NumChannels + 511) & ~(size_t)511;
+}
+
 /* Rows are padded to 512 bytes and the whole to a page of the card, as its memory requirement says. */
 static size_t shape_bytes(const CUDA_ARRAY3D_DESCRIPTOR *s) {
-    size_t element = element_bytes(s->Format) * s->NumChannels;
-    size_t row = (s->Width * element + 511) & ~(size_t)511;
-    size_t bytes = row * (s->Height ? s->Height : 1) * (s->Depth ? s->Depth : 1);
+    size_t bytes = shape_pitch(s) * (s->Height ? s->Height : 1) * (s->Depth ? s->Depth : 1);
     return (bytes + 65535) & ~(size_t)65535;
 }
 
@@ -53,19 +53,6 @@ static CUresult shape_ok(const CUDA_ARRAY3D_DESCRIPTOR *s) {
     return CUDA_SUCCESS;
 }
 
-static bool take(int device, size_t bytes) {
-    machine_enter(cuda.m);
-    bool ok = memory_take(cuda.m, cuda.process, (uint32_t)device, bytes);
-    machine_unlock(cuda.m);
-    return ok;
-}
-
-static void give(int device, size_t bytes) {
-    machine_enter(cuda.m);
-    memory_give(cuda.m, cuda.process, (uint32_t)device, bytes);
-    machine_unlock(cuda.m);
-}
-
 static CUresult make(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
     CUresult rc = shape_ok(shape);
@@ -73,11 +60,15 @@ static CUresult make(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     REQUIRE(context_valid(current_context()), CUDA_ERROR_INVALID_CONTEXT);
     struct CUarray_st *a = calloc(1, sizeof *a);
     REQUIRE(a != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    *a = (struct CUarray_st){
-        .magic = MAGIC_ARRAY, .device = current_context()->device, .bytes = shape_bytes(shape), .shape = *shape};
-    if (!take(a->device, a->bytes)) {
+    *a = (struct CUarray_st){.magic = MAGIC_ARRAY,
+                             .device = current_context()->device,
+                             .bytes = shape_bytes(shape),
+                             .pitch = shape_pitch(shape),
+                             .shape = *shape};
+    rc = memory_allocate(&a->at, a->bytes, a->device, NULL, ALLOCATION_ARRAY, a->bytes);
+    if (rc != CUDA_SUCCESS) {
         free(a);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return rc;
     }
     *out = a;
     return CUDA_SUCCESS;
@@ -99,7 +90,7 @@ CUresult CUDAAPI cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *fla
 CUresult CUDAAPI cuArrayDestroy(CUarray a) {
     ENTER(cuArrayDestroy);
     REQUIRE(a != NULL && a->magic == MAGIC_ARRAY && a->owner == NULL, CUDA_ERROR_INVALID_HANDLE);
-    give(a->device, a->bytes);
+    memory_release(a->at);
     a->magic = 0;
     free(a);
     return CUDA_SUCCESS;
@@ -152,20 +143,29 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3
         ok = a != NULL;
         if (!ok)
             break;
-        *a = (struct CUarray_st){
-            .magic = MAGIC_ARRAY, .device = mip->device, .bytes = shape_bytes(&level), .shape = level, .owner = mip};
+        *a = (struct CUarray_st){.magic = MAGIC_ARRAY,
+                                 .device = mip->device,
+                                 .bytes = shape_bytes(&level),
+                                 .pitch = shape_pitch(&level),
+                                 .shape = level,
+                                 .owner = mip};
         mip->level[mip->levels++] = a;
         mip->bytes += a->bytes;
         level.Width = level.Width > 1 ? level.Width / 2 : 1;
         level.Height = level.Height > 1 ? level.Height / 2 : level.Height;
         level.Depth = level.Depth > 1 ? level.Depth / 2 : level.Depth;
     }
-    if (!ok || !take(mip->device, mip->bytes)) {
+    rc = ok ? memory_allocate(&mip->at, mip->bytes, mip->device, NULL, ALLOCATION_ARRAY, mip->bytes)
+            : CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc != CUDA_SUCCESS) {
         for (unsigned i = 0; i < mip->levels; i++)
             free(mip->level[i]);
         free(mip);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return rc;
     }
+    CUdeviceptr at = mip->at;
+    for (unsigned i = 0; i < mip->levels; at += mip->level[i]->bytes, i++)
+        mip->level[i]->at = at;
     *out = mip;
     return CUDA_SUCCESS;
 }
@@ -192,7 +192,7 @@ CUresult CUDAAPI cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIRE
 CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray mip) {
     ENTER(cuMipmappedArrayDestroy);
     REQUIRE(mip != NULL && mip->magic == MAGIC_MIPMAP, CUDA_ERROR_INVALID_HANDLE);
-    give(mip->device, mip->bytes);
+    memory_release(mip->at);
     for (unsigned i = 0; i < mip->levels; i++) {
         mip->level[i]->magic = 0;
         free(mip->level[i]);

@@ -1,0 +1,22 @@
+/* Arrays: memory of the card with a shape. */
+#ifndef POOLMETER_SIM_ARRAY_H
+#define POOLMETER_SIM_ARRAY_H
+
+#include "state.h"
+
+struct CUarray_st {
+    uint32_t magic;
+    int device;
+    size_t bytes;
+    size_t pitch;   /* of a row, padded */
+    CUdeviceptr at; /* rows, then planes */
+    CUDA_ARRAY3D_DESCRIPTOR shape;
+    struct CUmipmappedArray_st *owner; /* a level of it: not the program's to destroy */
+};
+
+static inline bool array_valid(const struct CUarray_st *a) {
+    return a != NULL && a->magic == MAGIC_ARRAY;
+}
+size_t array_row(const struct CUarray_st *a); /* bytes of a row, without padding */
+
+#endif
