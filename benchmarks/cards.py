@@ -178,7 +178,7 @@ class Results:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
+    return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).replace("|", "/").split("\n"))
 
 
 def median_ratio(first: Sequence[float], second: Sequence[float]) -> float:

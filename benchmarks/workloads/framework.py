@@ -138,23 +138,15 @@ def _jax(_name: str) -> Callable[[], Work]:
 
 def _numba(_name: str) -> Callable[[], Work]:
     import numba
+    import numba_rounds
     import numpy
     from numba import cuda
 
     def begin() -> Work:
         state = cuda.to_device(numpy.random.default_rng(7).standard_normal(SIDE * SIDE, dtype=numpy.float32))
 
-        @cuda.jit
-        def rounds_of(values: Any, rounds: int) -> None:
-            at = cuda.grid(1)
-            if at < values.size:
-                value = values[at]
-                for _ in range(rounds):
-                    value = value * numpy.float32(0.999) + numpy.float32(0.0005)
-                values[at] = value
-
         return Work(
-            lambda: rounds_of[SIDE * SIDE // 256, 256](state, 2000),
+            lambda: numba_rounds.launch(state, 2000),
             cuda.synchronize,
             lambda: float(numpy.square(state.copy_to_host().astype(numpy.float64)).sum()),
             lambda size: cuda.device_array(size, numpy.uint8),
