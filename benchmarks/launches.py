@@ -72,9 +72,9 @@ class Launcher:
 
 
 def one_set(
-    uuid: str, rounds: int, words: list[str], environment: Mapping[str, str]
+    uuid: str, rounds: int, words: list[str], environment: Mapping[str, str], parts: dict[str, float]
 ) -> tuple[dict[str, list[tuple[float, float]]], dict[str, int]]:
-    """The turns of a fresh set of processes, round by round, and how often a launch of each case waited for its limit."""
+    """The turns of a fresh set of processes, round by round, and how often a launch of each case waited. Fills `parts`."""
     turns: dict[str, list[tuple[float, float]]] = {PLAIN: [], AGAIN: [], **{name: [] for name in CASES}}
     shares: dict[str, Share] = {}
     with ExitStack() as stack:
@@ -87,8 +87,10 @@ def one_set(
                 own |= {key: hooked[key] for key in ("LD_PRELOAD", "POOLMETER_ALLOCATION_DIR")}
             launchers[name] = Launcher(words, own)
             stack.callback(launchers[name].end)
-        for launcher in launchers.values():
-            launcher.line()
+        for name, launcher in launchers.items():
+            said = json.loads(launcher.line())
+            if name == PLAIN:
+                parts.update(said)
         order = list(launchers)
         for number in range(rounds):
             for name in order[number % len(order) :] + order[: number % len(order)]:
@@ -112,18 +114,20 @@ def measure(
     words = [str(program()), "--core", str(cores[-1]), *more]
     found: dict[str, list[list[tuple[float, float]]]] = {}
     waits = dict.fromkeys(CASES, 0)
+    parts: dict[str, float] = {}
     try:
         if len(cores) > 1:
             os.sched_setaffinity(0, cores[:-1])  # of us, and of the threads that libraries make
         for number in range(sets):
             if number and time.monotonic() > until:
                 break
-            turns, waited = one_set(uuid, rounds, words, os.environ if environment is None else environment)
+            turns, waited = one_set(uuid, rounds, words, os.environ if environment is None else environment, parts)
             waits = {name: count + waited[name] for name, count in waits.items()}
             for name, values in turns.items():
                 found.setdefault(name, []).append(values)
     finally:
         os.sched_setaffinity(0, cores)
+    results.add("launch: parts without the hook", **parts)
     for name, of_sets in found.items():
         pairs = [
             [(a[0] - b[0], a[1] - b[1]) for a, b in zip(mine, plain, strict=True)]

@@ -1,9 +1,10 @@
 // Host time of a kernel launch that waits for nothing: `launches [--image FILE] [--core N] [--batch N] [--batches N]`.
 //
-// Says "ready" and then, for each line on stdin, takes a turn: one batch that does not count, then --batches of them,
-// each one launch after another between two readings of the clock, and outside of these a wait for the stream, so that
-// no queue ever fills. One JSON line a turn: median and mean over the batches of the time of one launch, in ns. The
-// thread that launches is pinned to --core; threads that a library made are where they were. Driver calls come from
+// Says what some parts of a hook's path cost here (asking the driver for the context, a coarse clock, an atomic
+// addition) and then, for each line on stdin, takes a turn: one batch that does not count, then --batches of them, each
+// one launch after another between two readings of the clock, and outside of these a wait for the stream, so that no
+// queue ever fills. One JSON line a turn: median and mean over the batches of the time of one launch, in ns. The thread
+// that launches is pinned to --core; threads that a library made are where they were. Driver calls come from
 // cuGetProcAddress, as the runtime's do. The image is PTX of a kernel that does nothing.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -86,12 +87,14 @@ int main(int argc, char **argv) {
     if (!get)
         return fprintf(stderr, "launches: the driver has no cuGetProcAddress_v2\n"), 1;
     status (*init)(unsigned), (*retain)(handle *, int), (*make_current)(handle), (*load)(handle *, const void *);
-    status (*function_of)(handle *, handle, const char *), (*stream_create)(handle *, unsigned), (*wait)(handle);
+    status (*function_of)(handle *, handle, const char *), (*stream_create)(handle *, unsigned), (*wait)(handle),
+        (*get_current)(handle *);
     status (*launch)(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **,
                      void **);
     *(void **)&init = find("cuInit");
     *(void **)&retain = find("cuDevicePrimaryCtxRetain");
     *(void **)&make_current = find("cuCtxSetCurrent");
+    *(void **)&get_current = find("cuCtxGetCurrent");
     *(void **)&load = find("cuModuleLoadData");
     *(void **)&function_of = find("cuModuleGetFunction");
     *(void **)&stream_create = find("cuStreamCreate");
@@ -121,14 +124,32 @@ int main(int argc, char **argv) {
         if (i % batch == batch - 1)
             CHECK(wait(stream));
     }
-    puts("ready");
+    /* What the hook's own path is made of, on this machine and driver. */
+    enum { TIMES = 200000 };
+    handle current;
+    struct timespec t;
+    volatile uint64_t word = 0;
+    uint64_t began = now();
+    for (int i = 0; i < TIMES; i++)
+        get_current(&current);
+    double context_ns = (double)(now() - began) / TIMES;
+    began = now();
+    for (int i = 0; i < TIMES; i++)
+        clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    double coarse_ns = (double)(now() - began) / TIMES;
+    began = now();
+    for (int i = 0; i < TIMES; i++)
+        __atomic_fetch_add(&word, 1, __ATOMIC_RELAXED);
+    double atomic_ns = (double)(now() - began) / TIMES;
+    printf("{\"context_ns\": %.1f, \"coarse_clock_ns\": %.1f, \"atomic_add_ns\": %.1f}\n", context_ns, coarse_ns,
+           atomic_ns);
     fflush(stdout);
     char line[16];
     while (fgets(line, sizeof line, stdin)) {
         double sum = 0;
         for (int turn = -1; turn < batches; turn++) {
             status result = 0;
-            uint64_t began = now();
+            began = now();
             for (int i = 0; i < batch; i++)
                 result |= launch(function, 1, 1, 1, 32, 1, 1, 0, stream, parameters, NULL);
             double took = (double)(now() - began) / batch;
