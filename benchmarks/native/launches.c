@@ -18,7 +18,7 @@
 typedef int status;
 typedef void *handle;
 
-static const char *const nothing = ".version 7.0\n.target sm_70\n.address_size 64\n"
+static const char *const nothing = ".version 7.0\n.target sm_75\n.address_size 64\n"
                                    ".visible .entry spin(.param .u64 ns)\n{\nret;\n}\n";
 
 static status (*get)(const char *, void **, int, uint64_t, int *);
