@@ -291,7 +291,7 @@ def main() -> int:
     args.free = None
     began = time.monotonic()
     build_native()
-    results = Results(args.output, "peers" if args.warm_up == limits.WARM_UP_S else f"peers-after-{args.warm_up:g}-s", card())
+    results = Results(args.output, "peers" if args.warm_up == limits.WARM_UP_S else f"peers-after-{args.warm_up:.0f}-s", card())
     for hook in [hook for hook in args.hooks if hook in PEERS]:
         library = args.peers / PEERS[hook][0]
         commit = library.with_name("commit")
