@@ -51,8 +51,8 @@ static void open_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint1
 /* Ends the open segment with `mark`, which begins the next one. */
 static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16_t mark, bool full, uint64_t before,
                         uint64_t now) {
-    uint32_t launches = __atomic_exchange_n(&lane->launches, 0, __ATOMIC_RELAXED);
-    uint64_t estimate = __atomic_exchange_n(&lane->estimate_ns, 0, __ATOMIC_RELAXED);
+    uint64_t work = __atomic_exchange_n(&lane->open_work, 0, __ATOMIC_RELAXED);
+    uint32_t launches = pm_work_launches(work);
     const struct pm_estimate *last = pm_peek(&lane->last);
     struct pm_segment *segment = &tracker->segments[tracker->segment_count++];
     *segment = (struct pm_segment){
@@ -65,7 +65,7 @@ static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16
         .unsteady = last && pm_peek(&last->unsteady) > PM_UNSTEADY,
         .launches = launches,
         .neighbours = lane->neighbours,
-        .estimate_ns = estimate,
+        .estimate_ns = pm_work_ns(work),
         .host_gap_ns = lane->launched_ns - lane->marked_ns,
         .host_blur_ns = lane->launched_ns - lane->marking_ns,
         .host_ns = now - lane->marked_ns,
@@ -79,8 +79,7 @@ static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16
 }
 
 void pm_lane_abandon(struct pm_tracker *tracker, struct pm_lane *lane) {
-    uint64_t estimate = __atomic_exchange_n(&lane->estimate_ns, 0, __ATOMIC_RELAXED);
-    pm_poke(&lane->launches, 0);
+    uint64_t estimate = pm_work_ns(__atomic_exchange_n(&lane->open_work, 0, __ATOMIC_RELAXED));
     pm_charge_settled(tracker, estimate);
     pm_charge(tracker, estimate);
     pm_mark_drop(tracker, lane->open);
@@ -109,10 +108,11 @@ bool pm_lane_mark(struct pm_tracker *tracker, struct pm_lane *lane, void *stream
         return false;
     uint64_t now = pm_now_ns();
     /* Asked only now: were the thread interrupted between asking and recording, the queue could run dry unseen. */
-    bool full = lane->open != PM_NO_MARK && pm_peek(&lane->launches) && pm_mark_passed(tracker, lane->open) == 0;
+    bool full = lane->open != PM_NO_MARK && pm_work_launches(pm_peek(&lane->open_work)) &&
+                pm_mark_passed(tracker, lane->open) == 0;
     if (lane->open == PM_NO_MARK) {
         open_segment(tracker, lane, mark, before, now);
-    } else if (pm_peek(&lane->launches) == 0) {
+    } else if (pm_work_launches(pm_peek(&lane->open_work)) == 0) {
         pm_mark_drop(tracker, lane->open);
         open_segment(tracker, lane, mark, before, now);
     } else {

@@ -120,8 +120,8 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
         struct pm_lane *lane = &tracker->lanes[i];
         if (!lane->key || (lane_key && lane->key != lane_key) || lane->open == PM_NO_MARK)
             continue;
-        uint32_t launches = pm_peek(&lane->launches);
-        uint64_t estimate = pm_peek(&lane->estimate_ns);
+        uint64_t work = pm_peek(&lane->open_work), estimate = pm_work_ns(work);
+        uint32_t launches = pm_work_launches(work);
         struct pm_estimate *entry = pm_peek(&lane->last);
         if (launches > lane->waited_launches && waited > 2 * (estimate - lane->waited_estimate_ns) + PM_WAIT_NS) {
             /* They took longer than thought, or the waiter was woken late: the next sample tells, and sets the charge
@@ -149,11 +149,11 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
     if (lane && usable(tracker))
         poll_locked(tracker);
     bool crowded = lane && tracker->segment_count > PM_SEGMENTS / 2 && lane->open != PM_NO_MARK &&
-                   pm_peek(&lane->launches) < CROWDED_LAUNCHES;
+                   pm_work_launches(pm_peek(&lane->open_work)) < CROWDED_LAUNCHES;
     if (crowded) {
         launch->timed = false; /* so far ahead of the device, several launches to a mark will do */
     } else if (lane && usable(tracker)) {
-        bool ready = lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0 && !lane->tainted &&
+        bool ready = lane->open != PM_NO_MARK && pm_work_launches(pm_peek(&lane->open_work)) == 0 && !lane->tainted &&
                      pm_mark_passed(tracker, lane->open) == 0;
         if (ready)
             lane->marking_ns = lane->marked_ns = pm_now_ns();
@@ -213,24 +213,32 @@ static void slow_end(struct pm_launch *launch) {
     pthread_mutex_unlock(&tracker->lock);
 }
 
+/* At least every few milliseconds of launching, which is as often as anybody asks. */
+static void active_now(struct pm_tracker *tracker) {
+    pm_poke(&tracker->counters->last_activity_ns, pm_realtime_coarse_ns());
+}
+
 void pm_launch_end(struct pm_launch *launch, bool launched) {
     if (!launched)
         return;
     struct pm_tracker *tracker = launch->tracker;
     struct pm_lane *lane = launch->lane;
-    pm_poke(&tracker->counters->last_activity_ns, pm_realtime_coarse_ns());
     pm_limiter_launched(tracker->limiter, launch->estimate_ns);
     if (!lane || pm_peek(&lane->open) == PM_NO_MARK) { /* nothing will ever settle it */
+        active_now(tracker);
         pm_add(&tracker->counters->busy_ns, launch->estimate_ns);
         return;
     }
     pm_add(&tracker->counters->pending_ns, launch->estimate_ns);
     pm_poke(&lane->last, launch->entry);
-    uint64_t estimate = pm_add(&lane->estimate_ns, launch->estimate_ns) + launch->estimate_ns;
-    uint32_t launches = pm_add(&lane->launches, 1) + 1;
+    uint64_t more = PM_WORK_LAUNCH + launch->estimate_ns, work = pm_add(&lane->open_work, more) + more;
+    uint64_t estimate = pm_work_ns(work);
+    uint32_t launches = pm_work_launches(work);
     bool due = launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS ||
                estimate >= pm_limiter_stretch(tracker->limiter) ||
                pm_now_coarse_ns() > pm_peek(&lane->begun_ns) + SEGMENT_WALL_NS;
+    if (due)
+        active_now(tracker);
     if (due && pm_peek(tracker->driver->captures) == 0) {
         slow_end(launch);
     } else if (estimate >= CAPTURED_NS) { /* a capture that goes on and on, or was left behind */
@@ -257,7 +265,7 @@ bool pm_tracker_look_in(struct pm_tracker *tracker, void *context) {
     pending = tracker->segment_count > 0;
     for (uint32_t i = 0; i < PM_LANES; i++) {
         struct pm_lane *lane = &tracker->lanes[i];
-        uint32_t launches = lane->key && lane->open != PM_NO_MARK ? pm_peek(&lane->launches) : 0;
+        uint32_t launches = lane->key && lane->open != PM_NO_MARK ? pm_work_launches(pm_peek(&lane->open_work)) : 0;
         if (launches &&
             launches ==
                 lane->seen_launches) { /* nobody came to end the segment, and no stream may be touched from here */
@@ -279,10 +287,11 @@ void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key) {
 
 void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_key) {
     struct pm_lane *lane = pm_lane_find(tracker, lane_key);
-    if (!lane || (pm_peek(&lane->launches) < TAIL_LAUNCHES && pm_peek(&lane->estimate_ns) < TAIL_NS))
+    if (!lane || (pm_work_launches(pm_peek(&lane->open_work)) < TAIL_LAUNCHES &&
+                  pm_work_ns(pm_peek(&lane->open_work)) < TAIL_NS))
         return;
     pthread_mutex_lock(&tracker->lock);
-    if (usable(tracker) && lane->open != PM_NO_MARK && pm_peek(&lane->launches))
+    if (usable(tracker) && lane->open != PM_NO_MARK && pm_work_launches(pm_peek(&lane->open_work)))
         pm_lane_mark(tracker, lane, stream);
     pthread_mutex_unlock(&tracker->lock);
 }
@@ -292,7 +301,7 @@ void pm_tracker_held(struct pm_tracker *tracker, uint64_t lane_key, uint64_t oth
     for (uint32_t i = 0; i < PM_LANES && usable(tracker); i++) {
         struct pm_lane *lane = &tracker->lanes[i];
         /* Under the lock the stream of a lane exists: who destroys it drops the lane first. */
-        if (lane->key && lane->open != PM_NO_MARK && pm_peek(&lane->launches) &&
+        if (lane->key && lane->open != PM_NO_MARK && pm_work_launches(pm_peek(&lane->open_work)) &&
             (lane->key == lane_key || (uint64_t)(uintptr_t)lane->stream != other_threads))
             pm_lane_mark(tracker, lane, lane->stream);
     }
@@ -303,7 +312,7 @@ void pm_tracker_rested(struct pm_tracker *tracker) {
     pthread_mutex_lock(&tracker->lock);
     for (uint32_t i = 0; i < PM_LANES; i++) {
         struct pm_lane *lane = &tracker->lanes[i];
-        if (lane->key && lane->open != PM_NO_MARK && pm_peek(&lane->launches) == 0) {
+        if (lane->key && lane->open != PM_NO_MARK && pm_work_launches(pm_peek(&lane->open_work)) == 0) {
             pm_mark_drop(tracker, lane->open);
             lane->open = PM_NO_MARK;
         }

@@ -63,26 +63,34 @@ struct pm_segment {
     struct pm_estimate *entry; /* of the only launch */
 };
 
-struct pm_lane {
+struct pm_lane {        /* what every launch touches first, in one cache line */
+    uint64_t key;       /* 0: free */
+    uint64_t open_work; /* launches since the mark, and their estimates (pm_work_…) */
+    uint64_t begun_ns;
+    struct pm_estimate *last; /* of the newest launch */
     void *stream;
-    uint64_t key; /* 0: free */
     uint16_t open;
     uint16_t tainted;
-    uint32_t launches;
-    uint64_t estimate_ns;
-    uint64_t begun_ns;
+    uint32_t neighbours;
     uint32_t seen_launches; /* by the last look-in */
     uint32_t full_marks;
-    uint32_t fresh;
     uint64_t marking_ns; /* before and after the start mark was recorded */
     uint64_t marked_ns;
-    uint32_t neighbours;
+    uint64_t launched_ns;
     struct pm_estimate *only;
-    struct pm_estimate *last; /* of the newest launch */
+    uint32_t fresh;
     uint32_t waited_launches; /* of the open segment, those that the program has waited for */
     uint64_t waited_estimate_ns;
-    uint64_t launched_ns;
-};
+} __attribute__((aligned(64)));
+
+/* One word for both, so that a launch adds once: launches above bit 44, nanoseconds (up to four hours) below. */
+#define PM_WORK_LAUNCH (1ull << 44)
+static inline uint32_t pm_work_launches(uint64_t work) {
+    return (uint32_t)(work >> 44);
+}
+static inline uint64_t pm_work_ns(uint64_t work) {
+    return work & (PM_WORK_LAUNCH - 1);
+}
 
 /* What the board said at a time. */
 struct pm_seen {
