@@ -6,7 +6,7 @@
 #include "marks.h"
 #include "settler.h"
 
-struct pm_lane *pm_lane_find(struct pm_tracker *tracker, uint64_t key) {
+PM_HOT struct pm_lane *pm_lane_find(struct pm_tracker *tracker, uint64_t key) {
     for (uint32_t i = 0; i < PM_LANES; i++) {
         struct pm_lane *lane = &tracker->lanes[(key + i) % PM_LANES];
         uint64_t found = pm_load(&lane->key);

@@ -48,6 +48,8 @@ uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, const struct pm_seg
     uint64_t known = entry->ns ? entry->ns : PM_UNKNOWN_NS, cost = known < took ? known : took;
     uint64_t asleep = segment->host_ns + segment->host_blur_ns - segment->host_gap_ns;
     uint64_t least = segment->neighbours == 0 && took > asleep ? took - asleep : 0;
+    if (entry->ns == 0 && segment->neighbours && took > asleep + PM_LONG_NS) /* nothing better is known */
+        least = (uint64_t)((double)(took - asleep) * pm_neighbours_own_part(tracker, segment->neighbours, took));
     if (least > took - took / 20)
         return pm_samples_take_lone(tracker, entry, least);
     if (cost < least)
@@ -102,6 +104,7 @@ uint64_t pm_samples_take_lone(struct pm_tracker *tracker, struct pm_estimate *en
         took += more;
     }
     entry->lone++;
+    entry->guessed = 0;
     return took;
 }
 
@@ -119,10 +122,9 @@ static double met_turns(struct pm_tracker *tracker, struct pm_estimate *entry, u
         entry->met = 0;
         return 0;
     }
-    entry->met_ns[entry->met++] = (float)took;
+    entry->met_ns[entry->met++ % PM_MET] = (float)took;
     if (entry->met < PM_MET)
         return 0;
-    entry->met = 0;
     float least = entry->met_ns[0], most = entry->met_ns[0], sum = 0;
     for (uint32_t i = 0; i < PM_MET; i++) {
         least = entry->met_ns[i] < least ? entry->met_ns[i] : least;
@@ -151,7 +153,10 @@ static double met_turns(struct pm_tracker *tracker, struct pm_estimate *entry, u
         return 0;
     set_estimate(entry, likely);
     entry->lone = 0;
-    return PM_MET * (known - likely);
+    entry->met = 0;
+    uint32_t guessed = entry->guessed;
+    entry->guessed = 0;
+    return guessed * (known - likely);
 }
 
 /* Of the span of a launch that nothing is known about, what was its own. */
@@ -209,6 +214,8 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
         pm_add(&tracker->counters->dropped_samples, 1);
         return entry->ns;
     }
+    if (entry->lone)
+        entry->guessed++;
     double amends = met_turns(tracker, entry, took, segment);
     known = (double)entry->ns;
     if (amends > 0)

@@ -94,7 +94,7 @@ bool pm_device_refused(CUdevice ordinal) {
     return true;
 }
 
-struct pm_context *pm_current(struct pm_process *self) {
+PM_HOT struct pm_context *pm_current(struct pm_process *self) {
     static __thread struct {
         uint64_t generation;
         CUcontext handle;
