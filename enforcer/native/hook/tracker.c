@@ -657,6 +657,18 @@ void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_ke
     pthread_mutex_unlock(&tracker->lock);
 }
 
+void pm_tracker_close_all(struct pm_tracker *tracker, uint64_t lane_key, uint64_t other_threads) {
+    pthread_mutex_lock(&tracker->lock);
+    for (uint32_t i = 0; i < PM_LANES && usable(tracker); i++) {
+        struct pm_lane *lane = &tracker->lanes[i];
+        if (lane->key && lane->open != PM_NO_MARK &&
+            (pm_peek(&lane->launches) >= TAIL_LAUNCHES || pm_peek(&lane->estimate_ns) >= TAIL_NS) &&
+            (lane->key == lane_key || (uint64_t)(uintptr_t)lane->stream != other_threads))
+            mark_now(tracker, lane, lane->stream);
+    }
+    pthread_mutex_unlock(&tracker->lock);
+}
+
 void pm_tracker_held(struct pm_tracker *tracker, uint64_t lane_key, uint64_t other_threads) {
     pthread_mutex_lock(&tracker->lock);
     for (uint32_t i = 0; i < PM_LANES && usable(tracker); i++) {
