@@ -1,5 +1,8 @@
-/* Arrays and mipmapped arrays: memory of the card with a shape. Only their bytes count here; nothing samples them. */
-#include "state.h"
+/*
+ * Arrays and mipmapped arrays: memory of the card with a shape. Copies reach their bytes, row by row; nothing samples
+ * them. One whose memory is mapped later, or that is sparse, takes none of the card.
+ */
+#include "share.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +11,7 @@ struct CUarray_st {
     uint32_t magic;
     int device;
     size_t bytes;
+    CUdeviceptr at; /* where its rows lie */
     CUDA_ARRAY3D_DESCRIPTOR shape;
     struct CUmipmappedArray_st *owner; /* a level of it: not the program's to destroy */
 };
@@ -16,6 +20,8 @@ struct CUmipmappedArray_st {
     uint32_t magic;
     int device;
     size_t bytes;
+    CUdeviceptr at;
+    unsigned flags;
     unsigned levels;
     struct CUarray_st *level[16];
 };
@@ -38,11 +44,13 @@ static size_t element_bytes(CUarray_format format) {
     }
 }
 
+static size_t row_bytes(const CUDA_ARRAY3D_DESCRIPTOR *s) {
+    return (s->Width * element_bytes(s->Format) * s->NumChannels + 511) & ~(size_t)511;
+}
+
 /* Rows are padded to 512 bytes and the whole to a page of the card, as its memory requirement says. */
 static size_t shape_bytes(const CUDA_ARRAY3D_DESCRIPTOR *s) {
-    size_t element = element_bytes(s->Format) * s->NumChannels;
-    size_t row = (s->Width * element + 511) & ~(size_t)511;
-    size_t bytes = row * (s->Height ? s->Height : 1) * (s->Depth ? s->Depth : 1);
+    size_t bytes = row_bytes(s) * (s->Height ? s->Height : 1) * (s->Depth ? s->Depth : 1);
     return (bytes + 65535) & ~(size_t)65535;
 }
 
@@ -53,17 +61,28 @@ static CUresult shape_ok(const CUDA_ARRAY3D_DESCRIPTOR *s) {
     return CUDA_SUCCESS;
 }
 
-static bool take(int device, size_t bytes) {
-    machine_enter(cuda.m);
-    bool ok = memory_take(cuda.m, cuda.process, (uint32_t)device, bytes);
-    machine_unlock(cuda.m);
-    return ok;
+#define MAPPED_LATER (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
+
+static CUresult take(CUdeviceptr *at, size_t bytes, unsigned flags) {
+    struct CUctx_st *ctx = current_context();
+    return memory_allocate(at, bytes, ctx->device, ctx, ALLOCATION_ARRAY, flags & MAPPED_LATER ? 0 : bytes);
 }
 
-static void give(int device, size_t bytes) {
-    machine_enter(cuda.m);
-    memory_give(cuda.m, cuda.process, (uint32_t)device, bytes);
-    machine_unlock(cuda.m);
+bool array_storage(CUarray a, char **rows, size_t *pitch, size_t *height) {
+    if (a == NULL || a->magic != MAGIC_ARRAY)
+        return false;
+    *rows = (char *)(uintptr_t)a->at;
+    *pitch = row_bytes(&a->shape);
+    *height = a->shape.Height ? a->shape.Height : 1;
+    return true;
+}
+
+bool array_deferred(CUarray a) {
+    return a != NULL && a->magic == MAGIC_ARRAY && a->shape.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING;
+}
+
+size_t array_element_bytes(CUarray a) {
+    return element_bytes(a->shape.Format) * a->shape.NumChannels;
 }
 
 static CUresult make(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
@@ -75,9 +94,10 @@ static CUresult make(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     REQUIRE(a != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     *a = (struct CUarray_st){
         .magic = MAGIC_ARRAY, .device = current_context()->device, .bytes = shape_bytes(shape), .shape = *shape};
-    if (!take(a->device, a->bytes)) {
+    rc = take(&a->at, a->bytes, shape->Flags);
+    if (rc != CUDA_SUCCESS) {
         free(a);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return rc;
     }
     *out = a;
     return CUDA_SUCCESS;
@@ -96,10 +116,32 @@ CUresult CUDAAPI cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *fla
     return make(out, &shape);
 }
 
+CUresult CUDAAPI cuArray3DCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *old) {
+    ENTER(cuArray3DCreate);
+    REQUIRE(old != NULL, CUDA_ERROR_INVALID_VALUE);
+    CUDA_ARRAY3D_DESCRIPTOR shape = {.Width = old->Width,
+                                     .Height = old->Height,
+                                     .Depth = old->Depth,
+                                     .Format = old->Format,
+                                     .NumChannels = old->NumChannels,
+                                     .Flags = old->Flags};
+    return make(out, &shape);
+}
+
+CUresult CUDAAPI cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *old) {
+    ENTER(cuArrayCreate);
+    REQUIRE(old != NULL, CUDA_ERROR_INVALID_VALUE);
+    CUDA_ARRAY3D_DESCRIPTOR shape = {
+        .Width = old->Width, .Height = old->Height, .Format = old->Format, .NumChannels = old->NumChannels};
+    return make(out, &shape);
+}
+
 CUresult CUDAAPI cuArrayDestroy(CUarray a) {
     ENTER(cuArrayDestroy);
     REQUIRE(a != NULL && a->magic == MAGIC_ARRAY && a->owner == NULL, CUDA_ERROR_INVALID_HANDLE);
-    give(a->device, a->bytes);
+    if (a->shape.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING)
+        array_unmapped(a);
+    memory_release(a->at); /* has gone already when its context has */
     a->magic = 0;
     free(a);
     return CUDA_SUCCESS;
@@ -128,6 +170,7 @@ CUresult CUDAAPI cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *ou
     ENTER_DEVICE(cuArrayGetMemoryRequirements, dev);
     REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(a != NULL && a->magic == MAGIC_ARRAY, CUDA_ERROR_INVALID_HANDLE);
+    REQUIRE(a->shape.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ERROR_INVALID_VALUE); /* told of no others */
     memset(out, 0, sizeof *out);
     out->size = a->bytes;
     out->alignment = 65536;
@@ -145,6 +188,7 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3
     REQUIRE(mip != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     mip->magic = MAGIC_MIPMAP;
     mip->device = current_context()->device;
+    mip->flags = shape->Flags;
     CUDA_ARRAY3D_DESCRIPTOR level = *shape;
     bool ok = true;
     for (unsigned i = 0; ok && i < levels; i++) {
@@ -160,11 +204,17 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3
         level.Height = level.Height > 1 ? level.Height / 2 : level.Height;
         level.Depth = level.Depth > 1 ? level.Depth / 2 : level.Depth;
     }
-    if (!ok || !take(mip->device, mip->bytes)) {
+    rc = ok ? take(&mip->at, mip->bytes, mip->flags) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc != CUDA_SUCCESS) {
         for (unsigned i = 0; i < mip->levels; i++)
             free(mip->level[i]);
         free(mip);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return rc;
+    }
+    CUdeviceptr at = mip->at;
+    for (unsigned i = 0; i < mip->levels; i++) {
+        mip->level[i]->at = at;
+        at += mip->level[i]->bytes;
     }
     *out = mip;
     return CUDA_SUCCESS;
@@ -183,6 +233,7 @@ CUresult CUDAAPI cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIRE
     ENTER_DEVICE(cuMipmappedArrayGetMemoryRequirements, dev);
     REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(mip != NULL && mip->magic == MAGIC_MIPMAP, CUDA_ERROR_INVALID_HANDLE);
+    REQUIRE(mip->flags & CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ERROR_INVALID_VALUE);
     memset(out, 0, sizeof *out);
     out->size = mip->bytes;
     out->alignment = 65536;
@@ -192,7 +243,7 @@ CUresult CUDAAPI cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIRE
 CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray mip) {
     ENTER(cuMipmappedArrayDestroy);
     REQUIRE(mip != NULL && mip->magic == MAGIC_MIPMAP, CUDA_ERROR_INVALID_HANDLE);
-    give(mip->device, mip->bytes);
+    memory_release(mip->at);
     for (unsigned i = 0; i < mip->levels; i++) {
         mip->level[i]->magic = 0;
         free(mip->level[i]);

@@ -171,22 +171,17 @@ CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr
 
 /* --- pitched copies: every row moves on its own, the time is that of all bytes ----------------------------------- */
 
-struct side {
-    CUmemorytype type;
-    const void *host;
-    CUdeviceptr device;
-    size_t pitch, height, x, y, z;
-};
-
-static CUresult side_start(const struct side *s, char **out) {
-    REQUIRE(s->type != CU_MEMORYTYPE_ARRAY, CUDA_ERROR_NOT_SUPPORTED); /* arrays have no bytes here */
+static CUresult side_start(struct copy_side *s, char **out) {
     char *base = s->type == CU_MEMORYTYPE_HOST ? (char *)(uintptr_t)s->host : (char *)AT(s->device);
+    if (s->type == CU_MEMORYTYPE_ARRAY) /* its rows have a pitch of their own */
+        REQUIRE(array_storage(s->array, &base, &s->pitch, &s->height), CUDA_ERROR_INVALID_HANDLE);
     *out = base + (s->z * s->height + s->y) * s->pitch + s->x;
     return CUDA_SUCCESS;
 }
 
-static CUresult copy_box(const struct side *from, const struct side *to, size_t width, size_t height, size_t depth,
-                         CUstream handle, bool wait) {
+CUresult copy_box(const struct copy_side *from_side, const struct copy_side *to_side, size_t width, size_t height,
+                  size_t depth, CUstream handle, bool wait) {
+    struct copy_side sides[2] = {*from_side, *to_side}, *from = &sides[0], *to = &sides[1];
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
@@ -222,17 +217,19 @@ static CUresult copy_box(const struct side *from, const struct side *to, size_t 
 
 static CUresult copy_2d(const CUDA_MEMCPY2D *p, CUstream stream, bool wait) {
     REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
-    struct side from = {p->srcMemoryType, p->srcHost, p->srcDevice, p->srcPitch, 0, p->srcXInBytes, p->srcY, 0};
-    struct side to = {p->dstMemoryType, p->dstHost, p->dstDevice, p->dstPitch, 0, p->dstXInBytes, p->dstY, 0};
+    struct copy_side from = {p->srcMemoryType, p->srcHost, p->srcDevice, p->srcArray, p->srcPitch, 0, p->srcXInBytes,
+                             p->srcY,          0};
+    struct copy_side to = {p->dstMemoryType, p->dstHost, p->dstDevice, p->dstArray, p->dstPitch, 0, p->dstXInBytes,
+                           p->dstY,          0};
     return copy_box(&from, &to, p->WidthInBytes, p->Height, 1, stream, wait);
 }
 
 static CUresult copy_3d(const CUDA_MEMCPY3D *p, CUstream stream, bool wait) {
     REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
-    struct side from = {p->srcMemoryType, p->srcHost,     p->srcDevice, p->srcPitch,
-                        p->srcHeight,     p->srcXInBytes, p->srcY,      p->srcZ};
-    struct side to = {p->dstMemoryType, p->dstHost,     p->dstDevice, p->dstPitch,
-                      p->dstHeight,     p->dstXInBytes, p->dstY,      p->dstZ};
+    struct copy_side from = {p->srcMemoryType, p->srcHost,     p->srcDevice, p->srcArray, p->srcPitch,
+                             p->srcHeight,     p->srcXInBytes, p->srcY,      p->srcZ};
+    struct copy_side to = {p->dstMemoryType, p->dstHost,     p->dstDevice, p->dstArray, p->dstPitch,
+                           p->dstHeight,     p->dstXInBytes, p->dstY,      p->dstZ};
     return copy_box(&from, &to, p->WidthInBytes, p->Height, p->Depth, stream, wait);
 }
 

@@ -5,7 +5,9 @@
  *     kernel NAME fixed NS [waves] [width PPM]
  *     kernel NAME parameter [waves] [width PPM]     the length in ns is the first kernel parameter, a uint64
  *     global NAME BYTES
+ *     code BYTES                      of the card for its code, once loaded
  *
+ * Code is loaded with the module where CUDA_MODULE_LOADING is EAGER, else when a function of it is first asked for.
  * `waves`: the length is that of one wave of blocks (one block per SM), so larger grids take longer. `width`: the part
  * of the card the kernel fills; without it, its blocks over the SMs, at most the whole card.
  */
@@ -25,6 +27,8 @@ static void module_free(struct CUmod_st *mod) {
         f->magic = 0;
         free(f);
     }
+    if (mod->code_at != 0)
+        memory_release(mod->code_at);
     for (struct module_global *g = mod->globals, *next; g != NULL; g = next) {
         next = g->next;
         if (g->at != 0)
@@ -98,6 +102,17 @@ static bool add_global(struct CUmod_st *mod, char *line) {
     return g->bytes > 0;
 }
 
+static bool eager(void) {
+    const char *mode = getenv("CUDA_MODULE_LOADING");
+    return mode != NULL && strcmp(mode, "EAGER") == 0;
+}
+
+static CUresult load_code(struct CUmod_st *mod, struct CUctx_st *ctx) {
+    if (mod->code == 0 || mod->code_at != 0 || !context_valid(ctx))
+        return CUDA_SUCCESS;
+    return memory_allocate(&mod->code_at, mod->code, ctx->device, ctx, ALLOCATION_CODE, charge_of(mod->code));
+}
+
 static CUresult load(const void *image, struct CUctx_st *ctx, struct CUmod_st **out) {
     static const char mark[] = "poolmeter-sim-module 1";
     REQUIRE(image != NULL && out != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -128,6 +143,8 @@ static CUresult load(const void *image, struct CUctx_st *ctx, struct CUmod_st **
             ok = add_kernel(mod, line + 7);
         else if (strncmp(line, "global ", 7) == 0)
             ok = add_global(mod, line + 7);
+        else if (strncmp(line, "code ", 5) == 0)
+            ok = (mod->code = strtoull(line + 5, NULL, 10)) > 0;
         else
             ok = false;
         if (!ok)
@@ -138,6 +155,8 @@ static CUresult load(const void *image, struct CUctx_st *ctx, struct CUmod_st **
     CUresult rc = ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
     for (struct module_global *g = mod->globals; rc == CUDA_SUCCESS && ctx != NULL && g != NULL; g = g->next)
         rc = memory_allocate(&g->at, g->bytes, ctx->device, ctx, ALLOCATION_GLOBAL, charge_of(g->bytes));
+    if (rc == CUDA_SUCCESS && eager())
+        rc = load_code(mod, ctx != NULL ? ctx : current_context());
     if (rc != CUDA_SUCCESS) {
         module_free(mod);
         return rc;
@@ -206,13 +225,13 @@ CUresult CUDAAPI cuModuleUnload(CUmodule mod) {
     return CUDA_SUCCESS;
 }
 
-static CUresult find_function(const struct CUmod_st *mod, const char *name, struct CUfunc_st **out) {
+static CUresult find_function(struct CUmod_st *mod, const char *name, struct CUfunc_st **out) {
     REQUIRE(out != NULL && name != NULL, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(module_valid(mod), CUDA_ERROR_INVALID_HANDLE);
     for (struct CUfunc_st *f = mod->functions; f != NULL; f = f->next)
         if (strcmp(f->name, name) == 0) {
             *out = f;
-            return CUDA_SUCCESS;
+            return load_code(mod, mod->ctx != NULL ? mod->ctx : current_context());
         }
     return CUDA_ERROR_NOT_FOUND;
 }
@@ -266,7 +285,7 @@ CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr *at, size_t *bytes, CUmodule m
 CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
     ENTER(cuModuleGetLoadingMode);
     REQUIRE(mode != NULL, CUDA_ERROR_INVALID_VALUE);
-    *mode = CU_MODULE_LAZY_LOADING;
+    *mode = eager() ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
     return CUDA_SUCCESS;
 }
 
@@ -390,7 +409,8 @@ CUresult CUDAAPI cuKernelGetName(const char **name, CUkernel kernel) {
 CUresult CUDAAPI cuFuncGetName(const char **name, CUfunction f) {
     ENTER(cuFuncGetName);
     REQUIRE(name != NULL, CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(kernel_valid((CUkernel)f), CUDA_ERROR_INVALID_HANDLE);
+    REQUIRE(kernel_valid((CUkernel)f) && f->module->ctx != NULL,
+            CUDA_ERROR_INVALID_HANDLE); /* a kernel is asked its own way */
     *name = f->name;
     return CUDA_SUCCESS;
 }
