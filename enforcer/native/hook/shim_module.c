@@ -98,11 +98,12 @@ UNLOAD(cuModuleUnload, CUmodule)
 UNLOAD(cuLibraryUnload, CUlibrary)
 
 /*
- * A global's size is exact. One that was loaded only now, as lazily loaded modules do, is in no measurement: the module
- * is charged at least the sum. The memory is in use already, so the limit is not asked.
+ * Asking for a global may load it, as libraries and lazily loaded modules do: the module is charged what the question
+ * took, and at least the sum of its globals, whose sizes are exact. The memory is in use already, so the limit is not
+ * asked.
  */
-static void global_known(const void *module, CUdeviceptr at, uint64_t bytes) {
-    struct pm_process *self = pm_self();
+static void global_known(const struct load *load, const void *module, CUdeviceptr at, uint64_t bytes) {
+    struct pm_process *self = load->self;
     struct pm_holding holding, seen;
     if (!self || !at || !bytes || pm_pointers_get(self->pointers, PM_HOLD_GLOBAL, at, &seen) ||
         !pm_pointers_take(self->pointers, PM_HOLD_MODULE, pm_key(module), &holding))
@@ -110,49 +111,37 @@ static void global_known(const void *module, CUdeviceptr at, uint64_t bytes) {
     seen = (struct pm_holding){.key = at, .other = pm_key(module), .uses = 1};
     if (pm_pointers_put(self->pointers, PM_HOLD_GLOBAL, &seen))
         holding.note += bytes;
-    if (holding.note > holding.bytes) {
-        uint64_t more = PM_UNITS(holding.note) - PM_UNITS(holding.bytes);
+    uint64_t grown = holding.device == load->device ? grown_by(load) : 0, now = holding.bytes + grown;
+    now = now < holding.note ? holding.note : now;
+    if (now > holding.bytes) {
+        uint64_t more = PM_UNITS(now) - PM_UNITS(holding.bytes);
         pm_process_take_used(self, holding.device, PM_MEMORY_MODULE, more * PM_MEMORY_UNIT);
-        holding.bytes = holding.note;
+        holding.bytes = now;
     }
     pm_pointers_put(self->pointers, PM_HOLD_MODULE, &holding);
 }
 
-PM_EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *at, size_t *bytes, CUmodule module, const char *name) {
-    PM_MISSING(cuModuleGetGlobal_v2);
-    CUdeviceptr here = 0;
-    size_t size = 0;
-    CUresult result = PM_REAL(cuModuleGetGlobal_v2)(at ? at : &here, bytes ? bytes : &size, module, name);
-    if (result == CUDA_SUCCESS)
-        global_known(module, at ? *at : here, bytes ? *bytes : size);
-    return result;
-}
+#define GET_GLOBAL(name, type)                                                                                         \
+    PM_EXPORT CUresult name(CUdeviceptr *at, size_t *bytes, type module, const char *symbol) {                         \
+        PM_MISSING(name);                                                                                              \
+        CUdeviceptr here = 0;                                                                                          \
+        size_t size = 0;                                                                                               \
+        struct load load = load_begins();                                                                              \
+        CUresult result = PM_REAL(name)(at ? at : &here, bytes ? bytes : &size, module, symbol);                       \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            global_known(&load, module, at ? *at : here, bytes ? *bytes : size);                                       \
+        return result;                                                                                                 \
+    }
+GET_GLOBAL(cuModuleGetGlobal_v2, CUmodule)
+GET_GLOBAL(cuLibraryGetGlobal, CUlibrary)
+GET_GLOBAL(cuLibraryGetManaged, CUlibrary)
 
-PM_EXPORT CUresult cuModuleGetGlobal(uint32_t *at, unsigned *bytes, CUmodule module, const char *name) {
+PM_EXPORT CUresult cuModuleGetGlobal(uint32_t *at, unsigned *bytes, CUmodule module, const char *symbol) {
     PM_MISSING(cuModuleGetGlobal);
+    struct load load = load_begins();
     CUresult result = ((CUresult (*)(uint32_t *, unsigned *, CUmodule,
-                                     const char *))pm_real[PM_HOOK_cuModuleGetGlobal])(at, bytes, module, name);
+                                     const char *))pm_real[PM_HOOK_cuModuleGetGlobal])(at, bytes, module, symbol);
     if (result == CUDA_SUCCESS && at && bytes)
-        global_known(module, *at, *bytes);
-    return result;
-}
-
-PM_EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *at, size_t *bytes, CUlibrary library, const char *name) {
-    PM_MISSING(cuLibraryGetGlobal);
-    CUdeviceptr here = 0;
-    size_t size = 0;
-    CUresult result = PM_REAL(cuLibraryGetGlobal)(at ? at : &here, bytes ? bytes : &size, library, name);
-    if (result == CUDA_SUCCESS)
-        global_known(library, at ? *at : here, bytes ? *bytes : size);
-    return result;
-}
-
-PM_EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *at, size_t *bytes, CUlibrary library, const char *name) {
-    PM_MISSING(cuLibraryGetManaged);
-    CUdeviceptr here = 0;
-    size_t size = 0;
-    CUresult result = PM_REAL(cuLibraryGetManaged)(at ? at : &here, bytes ? bytes : &size, library, name);
-    if (result == CUDA_SUCCESS)
-        global_known(library, at ? *at : here, bytes ? *bytes : size);
+        global_known(&load, module, *at, *bytes);
     return result;
 }
