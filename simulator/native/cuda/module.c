@@ -208,6 +208,12 @@ CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned i
     return load(image, current_context(), out);
 }
 
+CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule *out, const void *image) {
+    ENTER(cuModuleLoadFatBinary);
+    REQUIRE(context_valid(current_context()), CUDA_ERROR_INVALID_CONTEXT);
+    return load(image, current_context(), out);
+}
+
 static void unlink_module(struct CUmod_st **list, struct CUmod_st *mod) {
     while (*list != NULL && *list != mod)
         list = &(*list)->next;
