@@ -228,6 +228,9 @@
     X(cuGraphUpload)                                                                                                   \
     X(cuGraphUpload_ptsz)                                                                                              \
     X(cuDeviceGraphMemTrim)                                                                                            \
+    X(cuGraphExecNodeSetParams)                                                                                        \
+    X(cuGraphExecChildGraphNodeSetParams)                                                                              \
+    X(cuGraphNodeSetEnabled)                                                                                           \
     /* arrays */                                                                                                       \
     X(cuArrayCreate)                                                                                                   \
     X(cuArrayCreate_v2)                                                                                                \

@@ -298,3 +298,6 @@ PM_EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraph
     }
 CHANGED(cuGraphExecKernelNodeSetParams, const CUDA_KERNEL_NODE_PARAMS *)
 CHANGED(cuGraphExecKernelNodeSetParams_v2, const CUDA_KERNEL_NODE_PARAMS *)
+CHANGED(cuGraphExecNodeSetParams, CUgraphNodeParams *)
+CHANGED(cuGraphExecChildGraphNodeSetParams, CUgraph)
+CHANGED(cuGraphNodeSetEnabled, unsigned)
