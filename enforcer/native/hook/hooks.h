@@ -40,6 +40,9 @@
     X(cuGraphExecUpdate_v2)                                                                                            \
     X(cuGraphExecKernelNodeSetParams)                                                                                  \
     X(cuGraphExecKernelNodeSetParams_v2)                                                                               \
+    X(cuGraphExecNodeSetParams)                                                                                        \
+    X(cuGraphExecChildGraphNodeSetParams)                                                                              \
+    X(cuGraphNodeSetEnabled)                                                                                           \
     /* captures */                                                                                                     \
     X(cuStreamBeginCapture)                                                                                            \
     X(cuStreamBeginCapture_ptsz)                                                                                       \
@@ -228,9 +231,6 @@
     X(cuGraphUpload)                                                                                                   \
     X(cuGraphUpload_ptsz)                                                                                              \
     X(cuDeviceGraphMemTrim)                                                                                            \
-    X(cuGraphExecNodeSetParams)                                                                                        \
-    X(cuGraphExecChildGraphNodeSetParams)                                                                              \
-    X(cuGraphNodeSetEnabled)                                                                                           \
     /* arrays */                                                                                                       \
     X(cuArrayCreate)                                                                                                   \
     X(cuArrayCreate_v2)                                                                                                \

@@ -142,8 +142,7 @@ CUresult CUDAAPI cuArrayDestroy(CUarray a) {
     if (a->shape.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING)
         array_unmapped(a);
     memory_release(a->at); /* has gone already when its context has */
-    a->magic = 0;
-    free(a);
+    a->magic = 0;          /* stays allocated: a stale handle is refused, not followed */
     return CUDA_SUCCESS;
 }
 
@@ -246,9 +245,7 @@ CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray mip) {
     memory_release(mip->at);
     for (unsigned i = 0; i < mip->levels; i++) {
         mip->level[i]->magic = 0;
-        free(mip->level[i]);
     }
-    mip->magic = 0;
-    free(mip);
+    mip->magic = 0; /* as above */
     return CUDA_SUCCESS;
 }

@@ -35,8 +35,7 @@ static void module_free(struct CUmod_st *mod) {
             memory_release(g->at);
         free(g);
     }
-    mod->magic = 0;
-    free(mod);
+    mod->magic = 0; /* stays allocated: a stale handle is refused, not followed */
 }
 
 static bool add_kernel(struct CUmod_st *mod, char *line) {

@@ -266,7 +266,6 @@ CUresult CUDAAPI cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMem
 CUresult CUDAAPI cuDestroyExternalMemory(CUexternalMemory memory) {
     ENTER(cuDestroyExternalMemory);
     REQUIRE(memory != NULL && memory->magic == MAGIC_EXTERNAL, CUDA_ERROR_INVALID_HANDLE);
-    memory->magic = 0;
-    free(memory);
+    memory->magic = 0; /* stays allocated: a stale handle is refused, not followed */
     return CUDA_SUCCESS;
 }
