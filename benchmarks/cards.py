@@ -85,9 +85,12 @@ def share(uuid: str, compute_ppm: int | None = None, memory_bytes: int | None = 
         shutil.rmtree(root, ignore_errors=True)
 
 
-def start(words: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
-    """A program whose last line of output is a JSON object."""
-    return subprocess.Popen(list(words), env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(words: Sequence[str], environment: Mapping[str, str], log: Path | None = None) -> "subprocess.Popen[str]":
+    """A program whose last line of output is a JSON object; what it says on stderr goes to `log` where one is given."""
+    if log is None:
+        return subprocess.Popen(list(words), env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with log.open("w") as file:
+        return subprocess.Popen(list(words), env=dict(environment), stdout=subprocess.PIPE, stderr=file, text=True)
 
 
 def finish(process: "subprocess.Popen[str]", timeout_s: float = 300) -> dict[str, Any]:
@@ -97,14 +100,14 @@ def finish(process: "subprocess.Popen[str]", timeout_s: float = 300) -> dict[str
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        return {"failed": f"did not end within {timeout_s:.0f} s", "stderr": err[-500:]}
+        return {"failed": f"did not end within {timeout_s:.0f} s", "stderr": (err or "")[-500:]}
     lines = out.strip().splitlines()
     if process.returncode != 0 or not lines:
-        return {"failed": f"status {process.returncode}", "stdout": out[-300:], "stderr": err[-500:]}
+        return {"failed": f"status {process.returncode}", "stdout": out[-300:], "stderr": (err or "")[-500:]}
     try:
         result: dict[str, Any] = json.loads(lines[-1])
     except ValueError:
-        return {"failed": "no JSON", "stdout": out[-300:], "stderr": err[-500:]}
+        return {"failed": "no JSON", "stdout": out[-300:], "stderr": (err or "")[-500:]}
     return result
 
 
@@ -175,7 +178,7 @@ class Results:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
+    return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).replace("|", "/").split("\n"))
 
 
 def median_ratio(first: Sequence[float], second: Sequence[float]) -> float:

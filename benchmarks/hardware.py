@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
 
+import launches  # noqa: E402
 from cards import Card, Results, Share, build_native, card, finish, left, share, spin_program, start  # noqa: E402
 
 WORKLOADS = ROOT / "benchmarks" / "workloads"
@@ -64,15 +65,8 @@ def busy(results: Results, found: Card, seconds: float) -> None:
 
 
 def launch(results: Results, found: Card, seconds: float) -> None:
-    """Host cost of a launch that does not wait for room in the queue, hooked and not, in alternating pairs."""
-    hooked, plain = [], []
-    for _ in range(5):
-        words = spin("--pattern", "burst", "--kernel-us", "100", "--seconds", str(seconds))
-        plain.append(finish(start(words, os.environ))["launch_ns"])
-        with share(found.uuid) as mine:
-            hooked.append(finish(start(words, mine.environment()))["launch_ns"])
-    added = sorted(a - b for a, b in zip(hooked, plain, strict=True))[len(plain) // 2]
-    results.add("launch cost", plain_ns=sorted(plain)[2], hooked_ns=sorted(hooked)[2], added_ns_median_of_pairs=added)
+    """Host cost of a launch that does not wait for room in the queue, hooked and not."""
+    launches.measure(results, found.uuid, time.monotonic() + 60)
 
 
 def sharers(results: Results, found: Card, seconds: float) -> None:

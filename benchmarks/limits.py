@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
 
+import launches  # noqa: E402
 from cards import Card, Results, Share, build_native, card, finish, left, spin_program, start  # noqa: E402
 
 from poolmeter.pages.grant import DeviceGrant, Grant, write_grant  # noqa: E402
@@ -287,20 +288,7 @@ def antman(results: Results, found: Card, seconds: float, until: float) -> None:
 
 
 def launch(results: Results, found: Card, seconds: float, until: float) -> None:
-    words = [str(spin_program()), "--pattern", "burst", "--kernel-us", "100", "--rounds", "1", "--seconds", "1"]
-    costs: dict[str, list[float]] = {"plain": [], "hooked": [], "limit 100": [], "limit 95": []}
-    limits = {"hooked": None, "limit 100": 100, "limit 95": 95}
-    for _ in range(7):
-        costs["plain"].append(finish(start(words, os.environ))["launch_ns"])
-        for name, limit in limits.items():
-            with tenants(found.uuid, grant(found.uuid, "a-share", limit)) as (mine,):
-                costs[name].append(finish(start(words, mine.environment()))["launch_ns"])
-                waits = mine.counters().throttle_waits
-            if waits:
-                results.add("launch: waits", case=name, waits=waits)
-    for name, values in costs.items():
-        added = statistics.median(a - b for a, b in zip(values, costs["plain"], strict=True))
-        results.add("launch", case=name, launch_ns=statistics.median(values), added_ns_median_of_pairs=added)
+    launches.measure(results, found.uuid, until)
 
 
 def pytorch(results: Results, found: Card, seconds: float, until: float) -> None:

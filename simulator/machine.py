@@ -33,6 +33,8 @@ class ProcessTruth:
     attached_ns: int
     ended_ns: int | None
     busy_ns: int  # union of its kernels' run time, without neighbours' slices and switches
+    fill_ns: int  # its memsets ran and none of its kernels did; the card's time as well
+    copy_ns: int  # union of its copies' time on the copy engines, beside whatever the card ran
     kernels: int  # completed
     launches: int  # kernel launches submitted, graphs not counted
     graph_launches: int  # completed
@@ -52,6 +54,8 @@ class DeviceTruth:
 
     time_ns: int
     busy_ns: int
+    fill_ns: int  # as of processes; busy, filling and switching exclude each other
+    copy_ns: int
     switched_ns: int
     switches: int
     energy_mj: int
@@ -88,7 +92,7 @@ class _Truth(ctypes.Structure):
         ("killed", ctypes.c_uint32),
         *(
             (name, ctypes.c_uint64)
-            for name in ("start_time", "attached_ns", "ended_ns", "busy_ns", "kernels", "launches", "graph_launches")
+            for name in ("start_time", "attached_ns", "ended_ns", "busy_ns", "fill_ns", "copy_ns", "kernels", "launches", "graph_launches")
         ),
         *((name, ctypes.c_uint64) for name in ("h2d_bytes", "d2h_bytes", "d2d_bytes", "set_bytes")),
         *((name, ctypes.c_uint64) for name in ("memory", "memory_peak", "overhead", "refused")),

@@ -1,6 +1,6 @@
 // A tenant whose device time is known: kernels of a fixed amount of work that note on the card when they began and ended.
 //
-//   spin --kernel-us N --seconds S [--pattern stream|sync|graph|streams|burst|duty] [--blocks-per-sm B] [--gap-us N] [--allocate BYTES] [--rounds N]
+//   spin --kernel-us N --seconds S [--pattern stream|sync|graph|streams|duty] [--blocks-per-sm B] [--gap-us N] [--allocate BYTES] [--rounds N]
 //        [--start-at NS] [--warm-up S] [--window-ms N]
 //
 // duty works for 10 ms, waits for the end, and rests for 10 ms. --start-at (CLOCK_MONOTONIC) begins at the same time as others. The figures
@@ -151,9 +151,9 @@ int main(int argc, char **argv) {
         CHECK(cudaStreamEndCapture(queue[0], &captured));
         CHECK(cudaGraphInstantiate(&graph, captured, 0));
     }
-    // Enough work in flight to keep the card busy, little enough to stop in time; in a burst few enough that no launch waits for room.
-    const bool burst = pattern == "burst", duty = pattern == "duty";
-    const int batch = burst ? 256 : duty ? std::max(1, (int)(10000 / kernel_us)) : std::max(1, (int)(20000 / (kernel_us * (graph ? nodes : 1))));
+    // Enough work in flight to keep the card busy, little enough to stop in time.
+    const bool duty = pattern == "duty";
+    const int batch = duty ? std::max(1, (int)(10000 / kernel_us)) : std::max(1, (int)(20000 / (kernel_us * (graph ? nodes : 1))));
     std::vector<cudaEvent_t> fence(2);
     for (auto &event : fence) CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     if (start_at) {
@@ -166,8 +166,7 @@ int main(int argc, char **argv) {
         for (int i = 0; i < batch; i++) {
             for (int s = 0; s < streams; s++) {
                 uint64_t t = host_now();
-                if (burst) spin<<<1, 32, 0, queue[s]>>>(1, &logs[s], spans + (size_t)capacity * s, 0, sink);
-                else if (graph) CHECK(cudaGraphLaunch(graph, queue[s]));
+                if (graph) CHECK(cudaGraphLaunch(graph, queue[s]));
                 else spin<<<blocks / streams, threads, 0, queue[s]>>>(rounds, &logs[s], spans + (size_t)capacity * s, capacity, sink);
                 launching += host_now() - t;
                 launches++;
@@ -177,7 +176,7 @@ int main(int argc, char **argv) {
                 for (uint64_t until = host_now() + (uint64_t)(gap_us * 1e3); host_now() < until;) {}
             }
         }
-        if (burst || duty) CHECK(cudaStreamSynchronize(queue[0]));
+        if (duty) CHECK(cudaStreamSynchronize(queue[0]));
         if (duty) {
             cycles++;
             timespec rest = {0, 10000000};

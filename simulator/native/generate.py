@@ -16,7 +16,7 @@ from pathlib import Path
 
 DECLARATION = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(([^;{]*?)\)\s*;")
 DEFINITION = re.compile(r"^CUresult CUDAAPI (cu[A-Z]\w*)\(", re.MULTILINE)
-NVML_DEFINITION = re.compile(r"^(?:nvmlReturn_t |const char \*)(nvml[A-Z]\w*)\(", re.MULTILINE)
+NVML_DEFINITION = re.compile(r"^(?:nvmlReturn_t |const char \*|CARD_[A-Z_]+\()(nvml[A-Z]\w*)[(,)]", re.MULTILINE)
 TYPEDEF = re.compile(r"\bPFN_(cu[A-Z][A-Za-z0-9]*)_v(\d+)(_ptsz|_ptds)?\b")
 
 

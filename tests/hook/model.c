@@ -7,7 +7,8 @@
  *
  * PATTERN: queue, sync, gaps (host pause of twice the length), mixed (one kind, lengths 1x to 8x), change (US, then US2
  * from half time on, one kind), two (kinds of US and US2 in turn), copies (a copy as long as the kernel after each),
- * streams (two streams that overlap fully), untimed (events fail). Prints a JSON line per tenant: truth and charge.
+ * streams (two streams that overlap fully), untimed (events fail), pause (waits for each, then pauses for US2), late
+ * (queue, after 60 ms of other work). Prints a JSON line per tenant: truth and charge.
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -23,6 +24,7 @@
 #define QUEUE 4096u
 #define STREAMS 2
 #define TENANTS 4
+#define SETUP_NS 60000000u
 
 enum op_kind { KERNEL, COPY, EVENT };
 
@@ -50,7 +52,7 @@ struct tenant {
     uint64_t begin;
     uint64_t host; /* its own host time */
     struct stream streams[STREAMS];
-    uint64_t busy, issued, completed_work;
+    uint64_t busy, issued, paused;
     struct pm_tracker tracker;
     struct pm_counters counters;
     struct pm_estimates *estimates;
@@ -96,8 +98,8 @@ static bool has_work(struct tenant *t) {
 /* Runs the device up to `until`. */
 static void advance(uint64_t until) {
     while (device_time < until) {
-        for (int i = 0; i < tenant_count; i++)
-            pass_events(&tenants[i]);
+        if (on_device >= 0)
+            pass_events(&tenants[on_device]);
         if (on_device < 0 || !has_work(&tenants[on_device]) || device_time >= slice_end) {
             int next = -1;
             for (int i = 1; i <= tenant_count && next < 0; i++)
@@ -111,6 +113,10 @@ static void advance(uint64_t until) {
                 device_time += switch_ns;
             on_device = next;
             slice_end = device_time + slice_ns;
+            pass_events(
+                &tenants[next]); /* an event is reached in a turn of its own tenant, as all of a stream's work */
+            if (!has_work(&tenants[next]) || device_time >= until)
+                continue;
         }
         struct tenant *t = &tenants[on_device];
         uint64_t step = slice_end > device_time ? slice_end - device_time : 1;
@@ -127,7 +133,7 @@ static void advance(uint64_t until) {
             kernel |= op->kind == KERNEL;
             step = q->left < step ? q->left : step;
         }
-        if (device_time < until && step > until - device_time)
+        if (step > until - device_time)
             step = until - device_time;
         device_time += step;
         if (kernel)
@@ -219,7 +225,12 @@ static uint64_t depth(const struct tenant *t) {
 
 /* One step of a tenant's program; a wait is many short steps, so that the others' hosts keep up. */
 static void step(struct tenant *t, uint64_t begin, uint64_t end) {
-    bool is_sync = strcmp(t->pattern, "sync") == 0;
+    bool pauses = strcmp(t->pattern, "pause") == 0, is_sync = strcmp(t->pattern, "sync") == 0 || pauses;
+    if (strcmp(t->pattern, "late") == 0 && t->host < t->begin + SETUP_NS) { /* work that nobody is told of */
+        push(t, 0, (struct op){COPY, 20000, NULL});
+        t->host += 300000;
+        return;
+    }
     uint64_t limit = is_sync ? 1 : (uint64_t)(50000 / t->us) < 8 ? 8 : (uint64_t)(50000 / t->us);
     if (limit > 900)
         limit = 900;
@@ -230,7 +241,12 @@ static void step(struct tenant *t, uint64_t begin, uint64_t end) {
         return;
     }
     if (is_sync)
-        pm_tracker_poll(&t->tracker);
+        pm_tracker_waited(&t->tracker, t->host, 1);
+    if (pauses && t->paused == t->issued) {
+        t->paused++;
+        t->host += (uint64_t)(t->us2 * 1000);
+        return;
+    }
     if (strcmp(t->pattern, "mixed") == 0) {
         t->dice = t->dice * 1664525u + 1013904223u;
         launch(t, 0, 1, t->us * (1 + (t->dice >> 24) % 8));

@@ -89,7 +89,7 @@ int main(int argc, char **argv) {
         machine_enter(m);
         uint32_t s = stream[next() % 4][next() % 3];
         if (!stream_full(m, s, 2)) {
-            switch (next() % 5) {
+            switch (next() % 6) {
             case 0:
                 m->event[event].submitted = ++generation;
                 stream_push(m, s, (struct sim_op){.kind = SIM_OP_RECORD, .event = event, .arg = generation});
@@ -100,6 +100,11 @@ int main(int argc, char **argv) {
                 break;
             case 2:
                 stream_push(m, s, (struct sim_op){.kind = SIM_OP_COPY, .work_ns = next() % 100000, .arg = 10});
+                break;
+            case 3:
+                stream_push(
+                    m, s,
+                    (struct sim_op){.kind = SIM_OP_FILL, .work_ns = next() % 100000, .width_ppm = 1000000, .arg = 10});
                 break;
             default:
                 stream_push(m, s,
@@ -122,7 +127,11 @@ int main(int argc, char **argv) {
         done += m->process[me].account[d].kernels;
         busy = m->process[me].account[d].busy_ns;
         check(busy == dev->busy_ns, "the process's busy time is not the card's");
-        check(dev->busy_ns + dev->switched_ns <= dev->time_ns, "a card was busy for longer than there was time");
+        check(m->process[me].account[d].fill_ns == dev->fill_ns, "the process's fills are not the card's");
+        check(m->process[me].account[d].copy_ns == dev->copy_ns, "the process's copies are not the card's");
+        check(m->process[me].account[d].copies == 0, "a copy is in flight although all work is done");
+        check(dev->busy_ns + dev->fill_ns + dev->switched_ns <= dev->time_ns,
+              "a card was busy for longer than there was time");
         check(dev->engine == SIM_ENGINE_IDLE && dev->copies == 0, "a card is not idle although all work is done");
     }
     for (int c = 0; c < 4; c++)

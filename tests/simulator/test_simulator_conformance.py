@@ -1,6 +1,6 @@
 """The simulated libraries answer a thousand small questions as a real card did.
 
-goldens/h200_580.json is what conformance_probe.py printed on that card; run it there again to renew it.
+goldens/h200_580.json is what the program in conformance/ printed on that card; run it there again to renew it.
 """
 
 import json
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 def _answers(machine: Any) -> dict[str, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, str(HERE / "conformance_probe.py")], env=machine.environment(), capture_output=True, text=True, timeout=120
+        [sys.executable, str(HERE / "conformance")], env=machine.environment(), capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))

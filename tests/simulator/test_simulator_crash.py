@@ -82,7 +82,7 @@ def test_kills_at_random_never_hang_or_leak(make_machine: MakeMachine) -> None:
         mine = [record for record in machine.truth() if record.device == device]
         assert sum(record.busy_ns for record in mine) == card.busy_ns
         assert sum(record.kernels for record in mine) == card.kernels
-        assert card.busy_ns + card.switched_ns <= card.time_ns
+        assert card.busy_ns + card.fill_ns + card.switched_ns <= card.time_ns
     assert machine.setting("undo_overflows") == 0
     report = start_tenant(machine, kernel_us=100, kernels=100)
     assert report.communicate(timeout=30) and report.returncode == 0

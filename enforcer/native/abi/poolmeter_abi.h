@@ -212,12 +212,13 @@ struct pm_meter {
 struct pm_board_seat {
     uint64_t owner;         /* hash of the allocation id; 0: free */
     uint64_t busy_until_ns; /* its work under way is expected to last until then (CLOCK_MONOTONIC) */
-    uint64_t weight;
+    uint32_t weight;
+    uint32_t soft;             /* 1: takes what others leave */
     uint64_t active_ns;        /* device wall time for which it had work, others' turns included; only grows */
+    uint64_t active_since_ns;  /* work whose time is not in active_ns yet is under way since then; 0: none */
+    uint64_t taken_ns;         /* device time it took, the switching to it and back included; only grows */
     uint64_t limit_ppm;        /* of its allocation, hard or soft; 0: none */
-    uint64_t soft;             /* 1: takes what others leave */
     uint64_t starved_until_ns; /* gets less than its limit although it has work without end */
-    uint64_t reserved;
 };
 
 struct pm_board {

@@ -85,9 +85,16 @@ void pm_board_busy(struct pm_board *board, uint32_t seat, uint64_t until_ns) {
         pm_store(&board->seats[seat].busy_until_ns, until_ns);
 }
 
-void pm_board_active(struct pm_board *board, uint32_t seat, uint64_t ns) {
-    if (board && seat < PM_BOARD_SEATS)
+void pm_board_active(struct pm_board *board, uint32_t seat, uint64_t ns, uint64_t since_ns) {
+    if (board && seat < PM_BOARD_SEATS) {
         pm_add(&board->seats[seat].active_ns, ns);
+        pm_poke(&board->seats[seat].active_since_ns, since_ns);
+    }
+}
+
+void pm_board_taken(struct pm_board *board, uint32_t seat, uint64_t ns) {
+    if (board && seat < PM_BOARD_SEATS)
+        pm_add(&board->seats[seat].taken_ns, ns);
 }
 
 /* A soft one makes way for those that are not, so it is no neighbour of theirs. */
@@ -96,15 +103,22 @@ static bool counts(const struct pm_board *board, uint32_t seat, uint32_t other) 
            (seat >= PM_BOARD_SEATS || pm_peek(&board->seats[seat].soft) || !pm_peek(&board->seats[other].soft));
 }
 
-uint64_t pm_board_others_active(const struct pm_board *board, uint32_t seat) {
-    uint64_t sum = 0;
+void pm_board_others(const struct pm_board *board, uint32_t seat, uint64_t now_ns, struct pm_others *others) {
     uint32_t empty = 0;
+    *others = (struct pm_others){0};
     for (uint32_t i = 0; board && i < PM_BOARD_SEATS && empty < 32; i++) {
-        empty = pm_peek(&board->seats[i].busy_until_ns) ? 0 : empty + 1;
-        if (counts(board, seat, i))
-            sum += pm_peek(&board->seats[i].active_ns);
+        const struct pm_board_seat *other = &board->seats[i];
+        uint64_t until = pm_peek(&other->busy_until_ns), since = pm_peek(&other->active_since_ns);
+        empty = until ? 0 : empty + 1;
+        if (!counts(board, seat, i))
+            continue;
+        others->taken_ns += pm_peek(&other->taken_ns);
+        others->told_ns += pm_peek(&other->active_ns);
+        until = until < now_ns ? until : now_ns; /* whoever was killed in the middle has no work for ever */
+        if (since && since < until && since + STALE_NS > now_ns)
+            others->active_ns += until - since;
     }
-    return sum;
+    others->active_ns += others->told_ns;
 }
 
 uint32_t pm_board_neighbours(const struct pm_board *board, uint32_t seat, uint64_t since_ns) {
@@ -121,7 +135,7 @@ void pm_board_present(struct pm_board *board, uint32_t seat, uint64_t limit_ppm,
     if (board && seat < PM_BOARD_SEATS) {
         pm_poke(&board->seats[seat].limit_ppm, limit_ppm < 1000000 ? limit_ppm : 0);
         pm_poke(&board->seats[seat].soft, soft);
-        pm_poke(&board->seats[seat].weight, weight);
+        pm_poke(&board->seats[seat].weight, weight > UINT32_MAX ? UINT32_MAX : (uint32_t)weight);
     }
 }
 

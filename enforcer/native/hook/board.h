@@ -13,10 +13,17 @@ uint32_t pm_board_sit(struct pm_board *board, uint64_t owner);
 void pm_board_leave(struct pm_board *board, uint32_t seat);
 /* The seat is busy until then. */
 void pm_board_busy(struct pm_board *board, uint32_t seat, uint64_t until_ns);
-/* Adds to the time for which the seat had work. */
-void pm_board_active(struct pm_board *board, uint32_t seat, uint64_t ns);
-/* Sum of that over the other seats. */
-uint64_t pm_board_others_active(const struct pm_board *board, uint32_t seat);
+/* Adds to the time for which the seat had work; `since_ns`: more is under way since then, 0: none is. */
+void pm_board_active(struct pm_board *board, uint32_t seat, uint64_t ns, uint64_t since_ns);
+/* Adds to the device time that the seat took. */
+void pm_board_taken(struct pm_board *board, uint32_t seat, uint64_t ns);
+/* What the other seats say, summed up; without those that make way. */
+struct pm_others {
+    uint64_t active_ns; /* for so long they had work, up to now */
+    uint64_t told_ns;   /* the same without work that is still under way */
+    uint64_t taken_ns;  /* the device time they took of that */
+};
+void pm_board_others(const struct pm_board *board, uint32_t seat, uint64_t now_ns, struct pm_others *others);
 /* What a limit looks at: the other allocations. */
 struct pm_neighbours {
     uint64_t limits_ppm;   /* sum of the limits of those active of late; without those that have none */

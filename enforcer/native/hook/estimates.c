@@ -40,6 +40,7 @@ void pm_estimate_reset(struct pm_estimate *entry) {
     __atomic_store_n(&entry->ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->unknown_launches, 0, __ATOMIC_RELAXED);
     entry->strikes = 0;
+    entry->met = 0;
     entry->shared = 0;
     entry->shared_ns = 0;
     entry->shared_most_ns = 0;

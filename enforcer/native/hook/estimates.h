@@ -11,6 +11,9 @@
 #define PM_SAMPLE_BUDGET_NS                                                                                            \
     1500000u /* device time between two samples of a kind: an event pair costs below 0.3 % of it */
 
+#define PM_MET 8u
+#define PM_UNSTEADY 10u /* from here on lengths vary, and their mean is all there is to know */
+
 #define PM_KIND_NAMED 1u      /* its name has been looked at */
 #define PM_KIND_COLLECTIVE 2u /* waits for its peers on other devices */
 
@@ -28,9 +31,11 @@ struct pm_estimate {
     uint32_t unknown_launches; /* under a compute limit, before anything was known */
     uint32_t flags;            /* PM_KIND_… */
     uint32_t strikes;          /* samples in a row far above the estimate while neighbours were busy */
-    uint32_t unsteady; /* how often samples differ of late, 0 to 20: one length, or one after the other, or many */
-    uint32_t round;    /* of re-timing, as last seen */
-    uint32_t suspects; /* untimed launches that the program waited for longer than the estimate explains */
+    uint32_t unsteady;    /* how often samples differ of late, 0 to 20: one length, or one after the other, or many */
+    uint32_t round;       /* of re-timing, as last seen */
+    uint32_t met;         /* so many of the next: */
+    float met_ns[PM_MET]; /* spans beside one neighbour that had work all the time */
+    uint32_t suspects;    /* untimed launches that the program waited for longer than the estimate explains */
 };
 
 struct pm_estimates;

@@ -314,6 +314,13 @@ void pm_process_denied_by_card(struct pm_process *self, uint32_t device, uint64_
     pm_add(&pm_process_counters(self, device)->denied_card_bytes, bytes);
 }
 
+static struct pm_context *new_context(void) {
+    struct pm_context *made = aligned_alloc(_Alignof(struct pm_context), sizeof *made);
+    if (made)
+        memset(made, 0, sizeof *made);
+    return made;
+}
+
 struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device,
                                       const struct pm_driver *driver) {
     struct pm_context *found = NULL, *spare = NULL;
@@ -328,7 +335,7 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
     }
     if (!found) {
         bool fresh = !spare && self->context_count < PM_MAX_CONTEXTS;
-        found = fresh ? calloc(1, sizeof *found) : spare;
+        found = fresh ? new_context() : spare;
         if (found) {
             if (self->context_count < 4)
                 atexit(at_exit); /* the driver may have registered its own meanwhile; ours has to come first */

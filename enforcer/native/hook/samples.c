@@ -1,13 +1,16 @@
 #include "samples.h"
 
-#include "board.h"
+#include "charges.h"
 #include "clock.h"
+#include "neighbours.h"
 
-#define PRESENCE_NS 50000000u
 #define ROUND_NS 5000000u /* between two rounds of timing everything anew, at first and at most */
 #define ROUND_MOST_NS 300000000u
 #define STEADY_SAMPLES 6
-#define STRIKES 12u /* launches in a row that met a neighbour, after which it is the launch that has become longer */
+#define SURE_SAMPLES 4u
+#define STEADY 0.05
+#define LONG_TURNS 3 /* a span of so many turns of everybody is divided by their parts */
+#define STRIKES 12u  /* launches in a row that met a neighbour, after which it is the launch that has become longer */
 
 /* Something took longer than was known. How often that is followed up depends on whether it led to anything. */
 void pm_samples_time_anew(struct pm_tracker *tracker) {
@@ -23,56 +26,6 @@ void pm_samples_time_anew(struct pm_tracker *tracker) {
 
 static void set_estimate(struct pm_estimate *entry, double ns) {
     pm_poke(&entry->ns, ns < 500 ? 500 : (uint64_t)ns);
-}
-
-/* How many neighbours had work of late: one that is busy half of the time takes half of its turns. */
-void pm_samples_watch(struct pm_tracker *tracker) {
-    uint64_t now = pm_now_ns();
-    if (!tracker->board || now - tracker->presence_at_ns < PRESENCE_NS)
-        return;
-    uint64_t sum = pm_board_others_active(tracker->board, tracker->seat);
-    if (tracker->presence_at_ns && sum >= tracker->presence_sum) {
-        double seen = (double)(sum - tracker->presence_sum) / (double)(now - tracker->presence_at_ns);
-        seen = seen > 8 ? 8 : seen; /* a long segment is published at its end, for all of its time */
-        tracker->presence = tracker->presence < 0 ? seen : (tracker->presence + seen) / 2;
-    } else {
-        tracker->presence = -1; /* not known yet */
-    }
-    tracker->presence_at_ns = now;
-    tracker->presence_sum = sum;
-    uint64_t slice = pm_peek(&tracker->board->slice_ns), turn = pm_peek(&tracker->board->turn_ns);
-    if (!tracker->turn_learned && slice >= 100000 && slice < 100000000 && turn >= slice / 2 && turn < 4 * slice) {
-        tracker->slice_ns = (double)slice; /* somebody with short kernels could measure it */
-        tracker->turn_ns = (double)turn;
-    }
-}
-
-double pm_samples_presence(const struct pm_tracker *tracker, uint32_t neighbours) {
-    return tracker->presence < 0 || tracker->presence > neighbours ? neighbours : tracker->presence;
-}
-
-/* A launch with a known length whose span holds `turns` turns of one neighbour tells how long such a turn is. */
-static void learn_turn(struct pm_tracker *tracker, double beyond, double turns) {
-    double turn = beyond / turns;
-    if (turn < 100000 || turn > 100000000 ||
-        (tracker->turn_learned && (turn < tracker->turn_ns / 2 || turn > tracker->turn_ns * 2)))
-        return;
-    tracker->turn_ns = tracker->turn_learned ? tracker->turn_ns + (turn - tracker->turn_ns) / 16 : turn;
-    tracker->turn_learned = true;
-    if (tracker->board) {
-        pm_poke(&tracker->board->slice_ns, (uint64_t)tracker->slice_ns);
-        pm_poke(&tracker->board->turn_ns, (uint64_t)tracker->turn_ns);
-    }
-}
-
-/* A full queue of known length, of which this part of the span was its own, tells how long its own turns are. */
-void pm_samples_slice(struct pm_tracker *tracker, double part) {
-    if (!tracker->turn_learned || part < 0.1 || part > 0.9)
-        return;
-    double slice = tracker->turn_ns * part / (1 - part);
-    tracker->slice_ns += (slice - tracker->slice_ns) / 16;
-    if (tracker->board)
-        pm_poke(&tracker->board->slice_ns, (uint64_t)tracker->slice_ns);
 }
 
 /*
@@ -139,7 +92,7 @@ uint64_t pm_samples_take_lone(struct pm_tracker *tracker, struct pm_estimate *en
         double weight = entry->lone < 16 ? entry->lone + 1 : 16;
         uint32_t suspects = __atomic_exchange_n(&entry->suspects, 0, __ATOMIC_RELAXED);
         uint64_t more = took > 2 * entry->ns ? suspects * (took - entry->ns) : 0;
-        if (agrees || entry->unsteady > 10) { /* lengths that vary all the time have a mean */
+        if (agrees || entry->unsteady > PM_UNSTEADY) { /* lengths that vary all the time have a mean */
             set_estimate(entry, (double)entry->ns + ((double)took - (double)entry->ns) / weight);
         } else { /* a new length; timed until two agree */
             set_estimate(entry, (double)took);
@@ -153,18 +106,83 @@ uint64_t pm_samples_take_lone(struct pm_tracker *tracker, struct pm_estimate *en
 }
 
 /*
+ * Launches longer than a turn beside one neighbour that has work all the time: their spans hold one number of its turns
+ * or the next, so that they differ by a turn or not at all, and their mean tells how long they are. So little is known
+ * after one or two measurements alone that this decides: the neighbour may have been setting itself up meanwhile, of
+ * which nobody tells. Returns what the launches were charged too much.
+ */
+static double met_turns(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took,
+                        const struct pm_segment *segment) {
+    double known = (double)entry->ns, mean, step;
+    if (!segment->full || segment->neighbours != 1 || !pm_neighbours_in_full(tracker, 1, took) ||
+        took < 2 * (uint64_t)tracker->slice_ns) {
+        entry->met = 0;
+        return 0;
+    }
+    entry->met_ns[entry->met++] = (float)took;
+    if (entry->met < PM_MET)
+        return 0;
+    entry->met = 0;
+    float least = entry->met_ns[0], most = entry->met_ns[0], sum = 0;
+    for (uint32_t i = 0; i < PM_MET; i++) {
+        least = entry->met_ns[i] < least ? entry->met_ns[i] : least;
+        most = entry->met_ns[i] > most ? entry->met_ns[i] : most;
+        sum += entry->met_ns[i];
+    }
+    mean = sum / PM_MET;
+    step = most - least;
+    uint32_t shorter = 0, longer = 0;
+    for (uint32_t i = 0; i < PM_MET; i++) {
+        shorter += entry->met_ns[i] <= least + STEADY * tracker->turn_ns;
+        longer += entry->met_ns[i] >= most - STEADY * tracker->turn_ns;
+    }
+    bool alike = shorter == PM_MET, two = shorter + longer == PM_MET && shorter > 1 && longer > 1;
+    if (!alike && !two) /* lengths differ, or turns do */
+        return 0;
+    if (step > 1.25 * tracker->turn_ns)
+        return 0;
+    if (two && step > 0.8 * tracker->turn_ns)
+        pm_neighbours_learn_turn(tracker, step, 1);
+    if (entry->lone == 0 || known < tracker->slice_ns)
+        return 0;
+    double likely = mean * pm_neighbours_own_part(tracker, 1, (uint64_t)sum), off = known / likely - 1;
+    double doubtful = entry->lone < SURE_SAMPLES ? 0.07 : 0.1;
+    if (off < doubtful && off > -doubtful)
+        return 0;
+    set_estimate(entry, likely);
+    entry->lone = 0;
+    return PM_MET * (known - likely);
+}
+
+/* Of the span of a launch that nothing is known about, what was its own. */
+static double beside(const struct pm_tracker *tracker, double span, const struct pm_segment *segment) {
+    double slice = tracker->slice_ns, part = pm_neighbours_own_part(tracker, segment->neighbours, (uint64_t)span);
+    double turn = slice * (1 - part) / part; /* of all of them, between two of its own */
+    if (segment->fresh) {                    /* the wait for its turn is time in which others had theirs as well */
+        double whole = (double)(pm_now_ns() - segment->begun_ns);
+        whole = whole < span ? span : whole > span + slice + turn ? span + turn / 2 : whole;
+        return whole * part < span ? whole * part : span;
+    }
+    if (span > LONG_TURNS * (slice + turn) || !pm_neighbours_in_full(tracker, segment->neighbours, (uint64_t)span))
+        return span * part;
+    double turns = (double)(uint64_t)(span / (slice + turn) + 0.5), mine = span - turns * turn;
+    return mine < span * slice / (slice + 2 * turn) ? span * part : mine;
+}
+
+/*
  * Charge of a launch measured while neighbours were busy: its span holds a whole number of their turns. With turns of
  * one length on both sides a span of s holds the nearest whole number to s / (own turn + their turns) of them, whatever
  * the launch's length.
  */
 uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took,
                                 const struct pm_segment *segment) {
-    double span = (double)took, known = (double)entry->ns, near = pm_samples_presence(tracker, segment->neighbours);
+    double span = (double)took, known = (double)entry->ns,
+           near = pm_neighbours_present(tracker, segment->neighbours, took);
     double turn = tracker->turn_ns * segment->neighbours, mine;
     double turns = (double)(uint64_t)(span / (tracker->slice_ns + turn) + 0.5);
     /* Not short against a turn, so that many meet one, nor so long that all do. */
     bool comparable =
-        entry->lone && entry->unsteady <= 10 && known > tracker->slice_ns / 4 && known < tracker->slice_ns;
+        entry->lone && entry->unsteady <= PM_UNSTEADY && known > tracker->slice_ns / 4 && known < tracker->slice_ns;
     bool short_and_known = comparable && entry->lone >= STEADY_SAMPLES;
     if (comparable && !short_and_known && span < 0.8 * tracker->turn_ns + known) { /* the shortest met nobody */
         entry->samples++;
@@ -177,7 +195,7 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
     if (span < 0.8 * tracker->turn_ns + (short_and_known ? known : 0)) {
         /* No room for a whole turn of anybody's, so as good as alone; but a neighbour with little to do ends its turn
          * early. */
-        double likely = short_and_known ? 1.08 * known + 2000 : (entry->unsteady > 10 ? 3 : 1.3) * known;
+        double likely = short_and_known ? 1.08 * known + 2000 : (entry->unsteady > PM_UNSTEADY ? 3 : 1.3) * known;
         pm_poke(&entry->suspects, 0); /* the neighbours' turns explain long waits */
         if (entry->lone && span >= likely && ++entry->strikes > (short_and_known ? STRIKES : 3))
             entry->lone = 0; /* that often, it is the launch itself that has become longer */
@@ -191,6 +209,12 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
         pm_add(&tracker->counters->dropped_samples, 1);
         return entry->ns;
     }
+    double amends = met_turns(tracker, entry, took, segment);
+    known = (double)entry->ns;
+    if (amends > 0)
+        tracker->credit_ns += (uint64_t)amends;
+    else
+        pm_charge(tracker, (uint64_t)-amends);
     entry->samples++;
     pm_add(turns > 0 ? &tracker->counters->dropped_samples : &tracker->counters->timed_samples, 1);
     if (entry->lone || (known > 0 && known < tracker->slice_ns)) {
@@ -207,27 +231,26 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
         }
         mine = best;
         bool all = near > 0.9 * segment->neighbours;
-        if (turns > 0 && all && entry->lone > 4 && known < 2 * tracker->slice_ns && span > known)
-            learn_turn(tracker, span - known, turns);
+        if (turns > 0 && all && entry->lone > 4 && entry->unsteady <= PM_UNSTEADY && known < 2 * tracker->slice_ns &&
+            span > known)
+            pm_neighbours_learn_turn(tracker, span - known, turns);
         if (entry->lone) {
             bool likely = mine > known / 3 && mine < 3 * known, close = mine > 0.8 * known && mine < 1.25 * known;
             if (short_and_known && turns > 0 && (close || ++entry->strikes < STRIKES))
                 return entry->ns; /* turns of any length explain it */
-            if (!likely && turns > 0)
-                return entry->ns; /* met turns that ended early: says nothing */
+            if (turns > 0 && (!likely || (comparable && !close)))
+                return entry->ns; /* met turns that ended early, or of another length than thought: says nothing */
             /* launches of one kind can differ in length; leaving out those that met a neighbour would leave out the
              * long ones */
-            if (likely && (turns == 0 || tracker->turn_learned))
+            if (likely && (turns == 0 || tracker->turn_known))
                 set_estimate(entry, known + (mine - known) / 16);
+            if (likely && entry->unsteady > PM_UNSTEADY && tracker->turn_known)
+                return (uint64_t)mine;
             if (close)
                 return turns == 0 ? took : (uint64_t)known;
         }
     } else {
-        turn = tracker->turn_ns * near;
-        turns = (double)(uint64_t)(span / (tracker->slice_ns + turn) + 0.5);
-        mine = span - turns * turn;
-        if (mine < span * tracker->slice_ns / (tracker->slice_ns + 2 * turn))
-            mine = span * tracker->slice_ns / (tracker->slice_ns + turn);
+        mine = beside(tracker, span, segment);
     }
     double weight = entry->samples < 16 ? entry->samples : 16;
     set_estimate(entry, known == 0 ? mine : known + (mine - known) / weight);

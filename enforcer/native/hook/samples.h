@@ -7,12 +7,6 @@
 
 /* Something took longer than was known: has every kind timed anew, unless that was done just now. */
 void pm_samples_time_anew(struct pm_tracker *tracker);
-/* Sees how many neighbours had work of late. */
-void pm_samples_watch(struct pm_tracker *tracker);
-/* Of so many neighbours seen busy, how many had work on average. */
-double pm_samples_presence(const struct pm_tracker *tracker, uint32_t neighbours);
-/* A full queue of known length, of which this part of the span was its own. */
-void pm_samples_slice(struct pm_tracker *tracker, double part);
 /* Whether the host was too slow around the launch for its span to tell its length. */
 bool pm_samples_blurred(const struct pm_segment *segment, uint64_t span, uint64_t took);
 /* Charge of such a launch. */

@@ -2,6 +2,11 @@
 
 #include <string.h>
 
+#include "board.h"
+#include "clock.h"
+
+#define SETTING_UP_NS 1000000000u
+
 uint32_t pm_captures;
 
 static int event_create(void **event) {
@@ -75,8 +80,11 @@ bool pm_device_refused(CUdevice ordinal) {
     if (!self)
         return pm_process_refuses();
     uint32_t device = pm_device_of(self, ordinal);
-    if (device != PM_NO_DEVICE && pm_process_limits(self, device).listed)
+    if (device != PM_NO_DEVICE && pm_process_limits(self, device).listed) {
+        if (pm_load(&self->context_count) == 0) /* its setting up has turns of the device as well */
+            pm_board_busy(self->boards[device], self->seats[device], pm_now_ns() + SETTING_UP_NS);
         return false;
+    }
     if (device == PM_NO_DEVICE &&
         (ordinal < 0 || ordinal >= PM_MAX_ORDINALS || !pm_peek(&self->device_of_ordinal[ordinal]))) {
         pm_add(&self->view.header->faults, 1); /* the driver did not say which device this is: no ground to refuse it */

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "board.h"
 #include "estimates.h"
 #include "limiter.h"
 #include "pages.h"
@@ -34,6 +35,7 @@ struct pm_driver {
 #define PM_MARKS 512
 #define PM_SEGMENTS 384
 #define PM_BINS 8192
+#define PM_SEEN 128
 #define PM_NO_MARK 0xffffu
 
 struct pm_mark {
@@ -45,8 +47,10 @@ struct pm_mark {
 struct pm_segment {
     uint16_t start, end;
     uint16_t lane;
-    bool full;    /* the start mark had not passed when the end mark was recorded: no idle gap inside */
-    bool tainted; /* holds other work than launches, or may have waited for other streams */
+    bool full;     /* the start mark had not passed when the end mark was recorded: no idle gap inside */
+    bool fresh;    /* the program had waited for its work before: it began with a turn of its own */
+    bool unsteady; /* launches of its last kind differ in length */
+    bool tainted;  /* holds other work than launches, or may have waited for other streams */
     uint32_t launches;
     uint32_t neighbours;
     uint64_t estimate_ns;
@@ -59,24 +63,39 @@ struct pm_segment {
     struct pm_estimate *entry; /* of the only launch */
 };
 
-struct pm_lane {
+struct pm_lane {        /* what every launch touches first, in one cache line */
+    uint64_t key;       /* 0: free */
+    uint64_t open_work; /* launches since the mark, and their estimates (pm_work_…) */
+    uint64_t begun_ns;
+    struct pm_estimate *last; /* of the newest launch */
     void *stream;
-    uint64_t key; /* 0: free */
     uint16_t open;
     uint16_t tainted;
-    uint32_t launches;
-    uint64_t estimate_ns;
-    uint64_t begun_ns;
+    uint32_t neighbours;
     uint32_t seen_launches; /* by the last look-in */
     uint32_t full_marks;
     uint64_t marking_ns; /* before and after the start mark was recorded */
     uint64_t marked_ns;
-    uint32_t neighbours;
+    uint64_t launched_ns;
     struct pm_estimate *only;
-    struct pm_estimate *last; /* of the newest launch */
+    uint32_t fresh;
     uint32_t waited_launches; /* of the open segment, those that the program has waited for */
     uint64_t waited_estimate_ns;
-    uint64_t launched_ns;
+} __attribute__((aligned(64)));
+
+/* One word for both, so that a launch adds once: launches above bit 44, nanoseconds (up to four hours) below. */
+#define PM_WORK_LAUNCH (1ull << 44)
+static inline uint32_t pm_work_launches(uint64_t work) {
+    return (uint32_t)(work >> 44);
+}
+static inline uint64_t pm_work_ns(uint64_t work) {
+    return work & (PM_WORK_LAUNCH - 1);
+}
+
+/* What the board said at a time. */
+struct pm_seen {
+    uint64_t at_ns;
+    struct pm_others others;
 };
 
 /* Device time already charged in a stretch of PM_BIN_NS. */
@@ -97,19 +116,21 @@ struct pm_tracker {
     bool closed;       /* the context is about to go, or has gone */
     uint32_t *settler; /* futex word: 1 while the settling thread sleeps because nothing is pending */
     uint32_t faults;
-    uint64_t credit_ns;      /* charged too much earlier; taken from the next charges */
-    uint32_t quiet;          /* the program has waited for its work, and nothing was launched since */
-    uint32_t round;          /* of timing everything anew */
-    uint64_t round_at_ns;    /* when it began */
-    uint64_t round_every_ns; /* not before so long */
-    double mark_cost_ns;     /* between two marks with nothing between them, in a full queue */
-    uint32_t mark_costs;     /* how often that was measured */
-    double slice_ns;         /* own turn while neighbours are busy, as learned */
-    double turn_ns;          /* what one neighbour's turn adds to a span, switching included */
-    bool turn_learned;
-    double presence; /* how many neighbours had work, on average of late */
-    uint64_t presence_at_ns;
-    uint64_t presence_sum;
+    uint64_t credit_ns;            /* charged too much earlier; taken from the next charges */
+    uint32_t quiet;                /* the program has waited for its work, and nothing was launched since */
+    uint32_t round;                /* of timing everything anew */
+    uint64_t round_at_ns;          /* when it began */
+    uint64_t round_every_ns;       /* not before so long */
+    double mark_cost_ns;           /* between two marks with nothing between them, in a full queue */
+    uint32_t mark_costs;           /* how often that was measured */
+    double slice_ns;               /* own turn while neighbours are busy, as learned */
+    double turn_ns;                /* what one neighbour's turn adds to a span, switching included */
+    bool turn_learned, turn_known; /* from own launches; from anybody's */
+    struct pm_seen seen[PM_SEEN];  /* what the other seats said, and when; the newest at seen_count - 1 */
+    uint64_t seen_count;
+    double own_ns, whole_ns; /* of spans of late beside one neighbour, what they cost, and all of them */
+    double told, taken;      /* time of late for which they had work, and what they took of it, switching included */
+    uint64_t faded_at_ns;
     struct pm_lane lanes[PM_LANES];
     uint32_t lane_count;
     struct pm_mark marks[PM_MARKS];
@@ -119,6 +140,7 @@ struct pm_tracker {
     struct pm_segment segments[PM_SEGMENTS];
     uint32_t segment_count;
     uint64_t active_at_ns;
+    uint32_t active; /* the board knows of work under way */
     struct pm_bin bins[PM_BINS];
 };
 
@@ -131,6 +153,7 @@ struct pm_launch {
     uint64_t begun_ns;
     void *stream;
     bool timed;
+    bool fresh; /* the first one after the program waited */
 };
 
 void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver, struct pm_counters *counters);

@@ -17,6 +17,8 @@ struct psim_truth {
     uint64_t attached_ns;
     uint64_t ended_ns;
     uint64_t busy_ns;
+    uint64_t fill_ns;
+    uint64_t copy_ns;
     uint64_t kernels;
     uint64_t launches;
     uint64_t graph_launches;
@@ -31,6 +33,8 @@ struct psim_truth {
 struct psim_device_truth {
     uint64_t time_ns;
     uint64_t busy_ns;
+    uint64_t fill_ns;
+    uint64_t copy_ns;
     uint64_t switched_ns;
     uint64_t switches;
     uint64_t energy_mj;
@@ -257,6 +261,8 @@ static bool empty(const struct sim_account *a) {
 
 static void fill(struct psim_truth *t, const struct sim_account *a) {
     t->busy_ns = a->busy_ns;
+    t->fill_ns = a->fill_ns;
+    t->copy_ns = a->copy_ns;
     t->kernels = a->kernels;
     t->launches = a->launches;
     t->graph_launches = a->graph_launches;
@@ -314,6 +320,8 @@ int psim_device_truth(struct sim_machine *m, uint32_t d, struct psim_device_trut
     const struct sim_device *dev = &m->device[d];
     *out = (struct psim_device_truth){.time_ns = dev->time_ns,
                                       .busy_ns = dev->busy_ns,
+                                      .fill_ns = dev->fill_ns,
+                                      .copy_ns = dev->copy_ns,
                                       .switched_ns = dev->switched_ns,
                                       .switches = dev->switches,
                                       .energy_mj = dev->energy_mj,

@@ -1,26 +1,17 @@
-/*
- * Arrays and mipmapped arrays: memory of the card with a shape. Copies reach their bytes, row by row; nothing samples
- * them. One whose memory is mapped later, or that is sparse, takes none of the card.
- */
+/* Arrays and mipmapped arrays: memory of the card with a shape. Copies fill and read them; nothing
+ * samples them. One whose memory is mapped later, or that is sparse, takes none of the card. */
+#include "array.h"
 #include "share.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct CUarray_st {
-    uint32_t magic;
-    int device;
-    size_t bytes;
-    CUdeviceptr at; /* where its rows lie */
-    CUDA_ARRAY3D_DESCRIPTOR shape;
-    struct CUmipmappedArray_st *owner; /* a level of it: not the program's to destroy */
-};
-
 struct CUmipmappedArray_st {
     uint32_t magic;
     int device;
     size_t bytes;
-    CUdeviceptr at;
+    CUdeviceptr at; /* of the first level; the others follow */
+    struct CUctx_st *ctx;
     unsigned flags;
     unsigned levels;
     struct CUarray_st *level[16];
@@ -44,13 +35,32 @@ static size_t element_bytes(CUarray_format format) {
     }
 }
 
-static size_t row_bytes(const CUDA_ARRAY3D_DESCRIPTOR *s) {
+size_t array_row(const struct CUarray_st *a) {
+    return a->shape.Width * element_bytes(a->shape.Format) * a->shape.NumChannels;
+}
+
+size_t array_element_bytes(const struct CUarray_st *a) {
+    return element_bytes(a->shape.Format) * a->shape.NumChannels;
+}
+
+bool array_deferred(CUarray a) {
+    return array_valid(a) && a->shape.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING;
+}
+
+/* Of the current context, and gone with it. */
+static CUresult take(CUdeviceptr *at, size_t bytes, unsigned flags) {
+    struct CUctx_st *ctx = current_context();
+    bool later = flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING);
+    return memory_allocate(at, bytes, ctx->device, ctx, ALLOCATION_ARRAY, later ? 0 : bytes);
+}
+
+static size_t shape_pitch(const CUDA_ARRAY3D_DESCRIPTOR *s) {
     return (s->Width * element_bytes(s->Format) * s->NumChannels + 511) & ~(size_t)511;
 }
 
 /* Rows are padded to 512 bytes and the whole to a page of the card, as its memory requirement says. */
 static size_t shape_bytes(const CUDA_ARRAY3D_DESCRIPTOR *s) {
-    size_t bytes = row_bytes(s) * (s->Height ? s->Height : 1) * (s->Depth ? s->Depth : 1);
+    size_t bytes = shape_pitch(s) * (s->Height ? s->Height : 1) * (s->Depth ? s->Depth : 1);
     return (bytes + 65535) & ~(size_t)65535;
 }
 
@@ -61,30 +71,6 @@ static CUresult shape_ok(const CUDA_ARRAY3D_DESCRIPTOR *s) {
     return CUDA_SUCCESS;
 }
 
-#define MAPPED_LATER (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
-
-static CUresult take(CUdeviceptr *at, size_t bytes, unsigned flags) {
-    struct CUctx_st *ctx = current_context();
-    return memory_allocate(at, bytes, ctx->device, ctx, ALLOCATION_ARRAY, flags & MAPPED_LATER ? 0 : bytes);
-}
-
-bool array_storage(CUarray a, char **rows, size_t *pitch, size_t *height) {
-    if (a == NULL || a->magic != MAGIC_ARRAY)
-        return false;
-    *rows = (char *)(uintptr_t)a->at;
-    *pitch = row_bytes(&a->shape);
-    *height = a->shape.Height ? a->shape.Height : 1;
-    return true;
-}
-
-bool array_deferred(CUarray a) {
-    return a != NULL && a->magic == MAGIC_ARRAY && a->shape.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING;
-}
-
-size_t array_element_bytes(CUarray a) {
-    return element_bytes(a->shape.Format) * a->shape.NumChannels;
-}
-
 static CUresult make(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
     CUresult rc = shape_ok(shape);
@@ -92,8 +78,12 @@ static CUresult make(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     REQUIRE(context_valid(current_context()), CUDA_ERROR_INVALID_CONTEXT);
     struct CUarray_st *a = calloc(1, sizeof *a);
     REQUIRE(a != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    *a = (struct CUarray_st){
-        .magic = MAGIC_ARRAY, .device = current_context()->device, .bytes = shape_bytes(shape), .shape = *shape};
+    *a = (struct CUarray_st){.magic = MAGIC_ARRAY,
+                             .device = current_context()->device,
+                             .bytes = shape_bytes(shape),
+                             .pitch = shape_pitch(shape),
+                             .ctx = current_context(),
+                             .shape = *shape};
     rc = take(&a->at, a->bytes, shape->Flags);
     if (rc != CUDA_SUCCESS) {
         free(a);
@@ -139,10 +129,11 @@ CUresult CUDAAPI cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *old
 CUresult CUDAAPI cuArrayDestroy(CUarray a) {
     ENTER(cuArrayDestroy);
     REQUIRE(a != NULL && a->magic == MAGIC_ARRAY && a->owner == NULL, CUDA_ERROR_INVALID_HANDLE);
-    if (a->shape.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING)
+    if (array_deferred(a))
         array_unmapped(a);
-    memory_release(a->at); /* has gone already when its context has */
-    a->magic = 0;          /* stays allocated: a stale handle is refused, not followed */
+    if (context_valid(a->ctx))
+        memory_release(a->at);
+    a->magic = 0; /* stays allocated: a stale handle is refused, not followed */
     return CUDA_SUCCESS;
 }
 
@@ -169,7 +160,7 @@ CUresult CUDAAPI cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *ou
     ENTER_DEVICE(cuArrayGetMemoryRequirements, dev);
     REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(a != NULL && a->magic == MAGIC_ARRAY, CUDA_ERROR_INVALID_HANDLE);
-    REQUIRE(a->shape.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ERROR_INVALID_VALUE); /* told of no others */
+    REQUIRE(array_deferred(a), CUDA_ERROR_INVALID_VALUE); /* told of no others */
     memset(out, 0, sizeof *out);
     out->size = a->bytes;
     out->alignment = 65536;
@@ -187,6 +178,7 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3
     REQUIRE(mip != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     mip->magic = MAGIC_MIPMAP;
     mip->device = current_context()->device;
+    mip->ctx = current_context();
     mip->flags = shape->Flags;
     CUDA_ARRAY3D_DESCRIPTOR level = *shape;
     bool ok = true;
@@ -195,8 +187,13 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3
         ok = a != NULL;
         if (!ok)
             break;
-        *a = (struct CUarray_st){
-            .magic = MAGIC_ARRAY, .device = mip->device, .bytes = shape_bytes(&level), .shape = level, .owner = mip};
+        *a = (struct CUarray_st){.magic = MAGIC_ARRAY,
+                                 .device = mip->device,
+                                 .bytes = shape_bytes(&level),
+                                 .pitch = shape_pitch(&level),
+                                 .ctx = current_context(),
+                                 .shape = level,
+                                 .owner = mip};
         mip->level[mip->levels++] = a;
         mip->bytes += a->bytes;
         level.Width = level.Width > 1 ? level.Width / 2 : 1;
@@ -211,10 +208,8 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3
         return rc;
     }
     CUdeviceptr at = mip->at;
-    for (unsigned i = 0; i < mip->levels; i++) {
+    for (unsigned i = 0; i < mip->levels; at += mip->level[i]->bytes, i++)
         mip->level[i]->at = at;
-        at += mip->level[i]->bytes;
-    }
     *out = mip;
     return CUDA_SUCCESS;
 }
@@ -242,10 +237,10 @@ CUresult CUDAAPI cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIRE
 CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray mip) {
     ENTER(cuMipmappedArrayDestroy);
     REQUIRE(mip != NULL && mip->magic == MAGIC_MIPMAP, CUDA_ERROR_INVALID_HANDLE);
-    memory_release(mip->at);
-    for (unsigned i = 0; i < mip->levels; i++) {
+    if (context_valid(mip->ctx))
+        memory_release(mip->at);
+    for (unsigned i = 0; i < mip->levels; i++)
         mip->level[i]->magic = 0;
-    }
     mip->magic = 0; /* as above */
     return CUDA_SUCCESS;
 }

@@ -23,7 +23,7 @@ static size_t stored(uintptr_t at, size_t bytes) {
 }
 
 /* The range must lie inside one allocation when it starts in one, and be mapped when it lies in a reserved range. */
-static bool range_ok(uintptr_t at, size_t bytes) {
+bool memory_range_ok(uintptr_t at, size_t bytes) {
     cuda_lock();
     const struct allocation *a = allocation_find(at);
     bool ok = a == NULL || at - a->base + bytes <= a->size;
@@ -65,10 +65,24 @@ void fill_bytes(void *to, const void *pattern, size_t width, size_t count) {
         memcpy((char *)to + i * width, pattern, width);
 }
 
-uint64_t copy_ns(int device, enum sim_copy kind, size_t bytes) {
+static uint64_t copy_ns(int device, enum sim_copy kind, size_t bytes) {
     const struct sim_device *d = &cuda.m->device[device];
     uint64_t rate = kind == SIM_COPY_H2D ? d->h2d_bps : kind == SIM_COPY_D2H ? d->d2h_bps : d->d2d_bps;
     return rate ? (uint64_t)((unsigned __int128)bytes * 1000000000u / rate) : 0;
+}
+
+struct sim_op copy_op(int device, enum sim_copy kind, size_t bytes) {
+    return (struct sim_op){.kind = SIM_OP_COPY, .copy = kind, .work_ns = copy_ns(device, kind, bytes), .arg = bytes};
+}
+
+/* At the bandwidth of copies within the card: what limits both is the card's memory. */
+struct sim_op fill_op(int device, size_t bytes) {
+    return (struct sim_op){.kind = SIM_OP_FILL,
+                           .copy = SIM_COPY_SET,
+                           .work_ns = copy_ns(device, SIM_COPY_SET, bytes),
+                           .arg = bytes,
+                           .width_ppm = 1000000,
+                           .event = 1000000};
 }
 
 enum sim_copy copy_kind(const void *to, const void *from) {
@@ -78,7 +92,7 @@ enum sim_copy copy_kind(const void *to, const void *from) {
 
 CUresult copy_submit(struct CUstream_st *s, void *to, const void *from, size_t bytes, bool wait) {
     REQUIRE(bytes == 0 || (to != NULL && from != NULL), CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(range_ok((uintptr_t)to, bytes) && range_ok((uintptr_t)from, bytes), CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(memory_range_ok((uintptr_t)to, bytes) && memory_range_ok((uintptr_t)from, bytes), CUDA_ERROR_INVALID_VALUE);
     if (capture_active(s)) {
         REQUIRE(!wait, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         struct graph_work work = {.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes};
@@ -86,10 +100,8 @@ CUresult copy_submit(struct CUstream_st *s, void *to, const void *from, size_t b
     }
     enum sim_copy kind = copy_kind(to, from);
     copy_bytes(to, from, bytes);
-    struct sim_op op = {
-        .kind = SIM_OP_COPY, .copy = kind, .work_ns = copy_ns(s->ctx->device, kind, bytes), .arg = bytes};
     uint64_t target;
-    CUresult rc = submit(s, op, &target, false);
+    CUresult rc = submit(s, copy_op(s->ctx->device, kind, bytes), &target, false);
     REQUIRE(rc == CUDA_SUCCESS, rc);
     return wait ? wait_stream(s, target) : CUDA_SUCCESS;
 }
@@ -107,8 +119,6 @@ static CUresult copy_later(void *to, const void *from, size_t bytes, CUstream ha
     REQUIRE(rc == CUDA_SUCCESS, rc);
     return copy_submit(s, to, from, bytes, false);
 }
-
-#define AT(device_pointer) ((void *)(uintptr_t)(device_pointer))
 
 CUresult CUDAAPI cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpy);
@@ -169,95 +179,6 @@ CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr
     return copy_later(AT(to), AT(from), bytes, stream);
 }
 
-/* --- pitched copies: every row moves on its own, the time is that of all bytes ----------------------------------- */
-
-static CUresult side_start(struct copy_side *s, char **out) {
-    char *base = s->type == CU_MEMORYTYPE_HOST ? (char *)(uintptr_t)s->host : (char *)AT(s->device);
-    if (s->type == CU_MEMORYTYPE_ARRAY) /* its rows have a pitch of their own */
-        REQUIRE(array_storage(s->array, &base, &s->pitch, &s->height), CUDA_ERROR_INVALID_HANDLE);
-    *out = base + (s->z * s->height + s->y) * s->pitch + s->x;
-    return CUDA_SUCCESS;
-}
-
-CUresult copy_box(const struct copy_side *from_side, const struct copy_side *to_side, size_t width, size_t height,
-                  size_t depth, CUstream handle, bool wait) {
-    struct copy_side sides[2] = {*from_side, *to_side}, *from = &sides[0], *to = &sides[1];
-    struct CUstream_st *s;
-    CUresult rc = stream_resolve(handle, &s);
-    REQUIRE(rc == CUDA_SUCCESS, rc);
-    char *source, *target;
-    rc = side_start(from, &source);
-    REQUIRE(rc == CUDA_SUCCESS, rc);
-    rc = side_start(to, &target);
-    REQUIRE(rc == CUDA_SUCCESS, rc);
-    if (width == 0 || height == 0 || depth == 0)
-        return CUDA_SUCCESS;
-    REQUIRE((height == 1 && depth == 1) || (from->pitch >= width && to->pitch >= width), CUDA_ERROR_INVALID_VALUE);
-    size_t bytes = width * height * depth;
-    if (capture_active(s)) {
-        REQUIRE(!wait, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-        REQUIRE((from->pitch == width && to->pitch == width) || (height == 1 && depth == 1), CUDA_ERROR_NOT_SUPPORTED);
-        struct graph_work work = {.kind = WORK_COPY, .to = target, .from = source, .bytes = bytes};
-        return capture_add(s, &work);
-    }
-    for (size_t z = 0; z < depth; z++)
-        for (size_t y = 0; y < height; y++) {
-            char *f = source + (z * from->height + y) * from->pitch, *t = target + (z * to->height + y) * to->pitch;
-            REQUIRE(range_ok((uintptr_t)f, width) && range_ok((uintptr_t)t, width), CUDA_ERROR_INVALID_VALUE);
-            copy_bytes(t, f, width);
-        }
-    enum sim_copy kind = copy_kind(target, source);
-    struct sim_op op = {
-        .kind = SIM_OP_COPY, .copy = kind, .work_ns = copy_ns(s->ctx->device, kind, bytes), .arg = bytes};
-    uint64_t mark;
-    rc = submit(s, op, &mark, false);
-    REQUIRE(rc == CUDA_SUCCESS, rc);
-    return wait ? wait_stream(s, mark) : CUDA_SUCCESS;
-}
-
-static CUresult copy_2d(const CUDA_MEMCPY2D *p, CUstream stream, bool wait) {
-    REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
-    struct copy_side from = {p->srcMemoryType, p->srcHost, p->srcDevice, p->srcArray, p->srcPitch, 0, p->srcXInBytes,
-                             p->srcY,          0};
-    struct copy_side to = {p->dstMemoryType, p->dstHost, p->dstDevice, p->dstArray, p->dstPitch, 0, p->dstXInBytes,
-                           p->dstY,          0};
-    return copy_box(&from, &to, p->WidthInBytes, p->Height, 1, stream, wait);
-}
-
-static CUresult copy_3d(const CUDA_MEMCPY3D *p, CUstream stream, bool wait) {
-    REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
-    struct copy_side from = {p->srcMemoryType, p->srcHost,     p->srcDevice, p->srcArray, p->srcPitch,
-                             p->srcHeight,     p->srcXInBytes, p->srcY,      p->srcZ};
-    struct copy_side to = {p->dstMemoryType, p->dstHost,     p->dstDevice, p->dstArray, p->dstPitch,
-                           p->dstHeight,     p->dstXInBytes, p->dstY,      p->dstZ};
-    return copy_box(&from, &to, p->WidthInBytes, p->Height, p->Depth, stream, wait);
-}
-
-CUresult CUDAAPI cuMemcpy2D_v2(const CUDA_MEMCPY2D *p) {
-    ENTER(cuMemcpy2D_v2);
-    return copy_2d(p, NULL, true);
-}
-
-CUresult CUDAAPI cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *p) {
-    ENTER(cuMemcpy2DUnaligned_v2);
-    return copy_2d(p, NULL, true);
-}
-
-CUresult CUDAAPI cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *p, CUstream stream) {
-    ENTER(cuMemcpy2DAsync_v2);
-    return copy_2d(p, stream, false);
-}
-
-CUresult CUDAAPI cuMemcpy3D_v2(const CUDA_MEMCPY3D *p) {
-    ENTER(cuMemcpy3D_v2);
-    return copy_3d(p, NULL, true);
-}
-
-CUresult CUDAAPI cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *p, CUstream stream) {
-    ENTER(cuMemcpy3DAsync_v2);
-    return copy_3d(p, stream, false);
-}
-
 /* --- memsets ---------------------------------------------------------------------------------------------------- */
 
 static CUresult set_submit(CUstream handle, CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t columns,
@@ -267,7 +188,8 @@ static CUresult set_submit(CUstream handle, CUdeviceptr to, size_t pitch, unsign
     REQUIRE(rc == CUDA_SUCCESS, rc);
     size_t row = columns * width;
     size_t bytes = rows > 1 ? pitch * (rows - 1) + row : row;
-    REQUIRE(bytes == 0 || (is_device((uintptr_t)to) && range_ok((uintptr_t)to, bytes)), CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(bytes == 0 || (is_device((uintptr_t)to) && memory_range_ok((uintptr_t)to, bytes)),
+            CUDA_ERROR_INVALID_VALUE);
     REQUIRE(to % width == 0, CUDA_ERROR_INVALID_VALUE);
     if (capture_active(s)) {
         REQUIRE(!wait, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -282,15 +204,8 @@ static CUresult set_submit(CUstream handle, CUdeviceptr to, size_t pitch, unsign
     }
     for (size_t r = 0; r < rows; r++)
         fill_bytes((char *)AT(to) + r * pitch, &value, width, columns);
-    struct sim_op op = {.kind = SIM_OP_COPY,
-                        .copy = SIM_COPY_SET,
-                        .work_ns = copy_ns(s->ctx->device, SIM_COPY_D2D, row * rows),
-                        .arg = row * rows};
-    uint64_t target;
-    rc = submit(s, op, &target, false);
-    REQUIRE(rc == CUDA_SUCCESS, rc);
     (void)wait; /* a memset of device memory does not wait for its end */
-    return CUDA_SUCCESS;
+    return submit(s, fill_op(s->ctx->device, row * rows), NULL, false);
 }
 
 CUresult CUDAAPI cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t n) {
@@ -362,7 +277,7 @@ CUresult CUDAAPI cuMemAdvise_v2(CUdeviceptr at, size_t bytes, CUmem_advise advic
     ENTER(cuMemAdvise_v2);
     (void)advice;
     (void)location;
-    return range_ok((uintptr_t)at, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return memory_range_ok((uintptr_t)at, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult CUDAAPI cuMemPrefetchAsync_v2(CUdeviceptr at, size_t bytes, CUmemLocation location, unsigned int flags,
@@ -373,5 +288,5 @@ CUresult CUDAAPI cuMemPrefetchAsync_v2(CUdeviceptr at, size_t bytes, CUmemLocati
     struct CUstream_st *s;
     CUresult rc = stream_resolve(stream, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
-    return range_ok((uintptr_t)at, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return memory_range_ok((uintptr_t)at, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

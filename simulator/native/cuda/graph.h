@@ -1,4 +1,4 @@
-/* What the three files about graphs share: building, executing, capturing. */
+/* What the files about graphs share: structure, nodes, executing, capturing. */
 #ifndef POOLMETER_SIM_GRAPH_H
 #define POOLMETER_SIM_GRAPH_H
 
@@ -30,6 +30,7 @@ struct CUgraph_st *graph_copy(struct CUgraph_st *g);
 void graph_free(struct CUgraph_st *g);
 CUresult graph_add(struct CUgraph_st *g, struct CUgraphNode_st *const *deps, size_t count,
                    const struct graph_work *work, struct CUgraphNode_st **out);
+void node_own_parameters(struct CUgraphNode_st *n);
 CUresult graph_set_kernel(struct CUgraphNode_st *n, const CUDA_KERNEL_NODE_PARAMS *p);
 CUDA_KERNEL_NODE_PARAMS kernel_params_from_v1(const CUDA_KERNEL_NODE_PARAMS_v1 *p);
 

@@ -259,11 +259,7 @@ static CUresult launch_node(struct CUstream_st *s, const struct CUgraphNode_st *
         for (size_t r = 0; r < rows; r++)
             fill_bytes((char *)(uintptr_t)p->dst + r * p->pitch, &p->value, p->elementSize, p->width);
         size_t bytes = p->width * p->elementSize * rows;
-        struct sim_op op = {.kind = SIM_OP_COPY,
-                            .copy = SIM_COPY_SET,
-                            .arg = bytes,
-                            .work_ns = copy_ns(s->ctx->device, SIM_COPY_D2D, bytes)};
-        return submit(s, op, NULL, false);
+        return submit(s, fill_op(s->ctx->device, bytes), NULL, false);
     }
     case WORK_HOST:
         return host_submit(s, n->work.host, n->work.host_data, false, NULL, NULL);

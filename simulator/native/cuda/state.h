@@ -127,7 +127,7 @@ enum allocation_kind {
     ALLOCATION_GRAPH,
     ALLOCATION_RESERVED, /* an address range */
     ALLOCATION_GLOBAL,
-    ALLOCATION_ARRAY,
+    ALLOCATION_ARRAY, /* no address of it reaches the program */
     ALLOCATION_CODE,
     ALLOCATION_IMPORTED, /* of another process, which holds the card's memory */
 };
@@ -272,6 +272,7 @@ CUresult sim_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigne
                     unsigned shared, CUstream stream, void **params, void **extra, bool cooperative);
 
 /* memory */
+#define AT(device_pointer) ((void *)(uintptr_t)(device_pointer))
 struct allocation *allocation_find(uintptr_t at);       /* locked; the one that holds the address */
 struct allocation *allocation_add(struct allocation a); /* locked */
 void allocation_remove(struct allocation *a);           /* locked */
@@ -283,22 +284,13 @@ size_t charge_of(size_t bytes);
 CUresult pool_of_device(int device, struct CUmemPoolHandle_st **out);
 CUresult pool_free(CUdeviceptr at);
 bool virtual_device(uintptr_t at, int *device, size_t *left); /* locked; of a mapped address range */
+bool memory_range_ok(uintptr_t at, size_t bytes);             /* within one allocation, and mapped */
 void copy_bytes(void *to, const void *from, size_t bytes);    /* stored parts only */
 void fill_bytes(void *to, const void *pattern, size_t width, size_t count);
 CUresult copy_submit(struct CUstream_st *stream, void *to, const void *from, size_t bytes, bool wait);
-uint64_t copy_ns(int device, enum sim_copy kind, size_t bytes);
+struct sim_op copy_op(int device, enum sim_copy kind, size_t bytes); /* takes its time on a copy engine */
+struct sim_op fill_op(int device, size_t bytes);                     /* takes its time in the context's turn */
 enum sim_copy copy_kind(const void *to, const void *from);
-struct copy_side { /* one side of a pitched copy */
-    CUmemorytype type;
-    const void *host;
-    CUdeviceptr device;
-    CUarray array;
-    size_t pitch, height, x, y, z;
-};
-CUresult copy_box(const struct copy_side *from, const struct copy_side *to, size_t width, size_t height, size_t depth,
-                  CUstream handle, bool wait);
-bool array_storage(CUarray a, char **rows, size_t *pitch, size_t *height); /* false: no array */
-size_t array_element_bytes(CUarray a);
 CUresult graph_memory_take(int device, uint64_t bytes); /* of the card, for an executable graph */
 void graph_memory_give(int device, uint64_t bytes);     /* stays with the graphs' pool until that is trimmed */
 void graph_memory_drop(int device);                     /* the primary context goes */

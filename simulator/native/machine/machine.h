@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d49534d504f50ull /* "POPMSIM1" */
-#define SIM_LAYOUT 8u
+#define SIM_LAYOUT 9u
 #define SIM_ENV "POOLMETER_SIM_MACHINE"
 
 enum {
@@ -47,7 +47,8 @@ enum sim_clock { SIM_CLOCK_REAL = 0, SIM_CLOCK_VIRTUAL = 1, SIM_CLOCK_MANUAL = 2
 
 enum sim_op_kind {
     SIM_OP_KERNEL = 1,
-    SIM_OP_COPY,
+    SIM_OP_FILL,   /* a memset: the driver's own kernel, which fills the card and is not counted as the program's */
+    SIM_OP_COPY,   /* on a copy engine */
     SIM_OP_RECORD, /* a CUDA event is reached */
     SIM_OP_WAIT,   /* wait until an event's record has been reached */
     SIM_OP_HOST,   /* a host function; `arg` is the process's own ticket */
@@ -69,7 +70,7 @@ struct sim_op {
     uint64_t work_ns;   /* its length when it has that part to itself */
     uint64_t position;  /* summed work of this stream up to and with this operation */
     uint64_t order;     /* submission order within the context */
-    uint64_t arg;       /* event and generation, host ticket, or bytes copied */
+    uint64_t arg;       /* event and generation, host ticket, or bytes copied or filled */
     uint32_t kernels;
     uint32_t event; /* of a record or a wait; of a kernel: the part of the card's warps it fills, in ppm */
 };
@@ -100,7 +101,11 @@ struct sim_event {
 
 /* What the machine knows to be true of a process on a device; see poolmeter_sim.h for the reader's copy. */
 struct sim_account {
-    uint64_t busy_ns; /* union of its kernels' run time */
+    uint64_t busy_ns;      /* union of its kernels' run time */
+    uint64_t fill_ns;      /* its fills ran and none of its kernels did */
+    uint64_t copy_ns;      /* union of its copies' time on the copy engines */
+    uint64_t copies;       /* in flight */
+    uint64_t copied_to_ns; /* copy_ns is up to here */
     uint64_t kernels;
     uint64_t launches;
     uint64_t graph_launches;
@@ -158,6 +163,7 @@ struct sim_context {
     uint64_t order;
     uint64_t width_ppm;     /* sum over running kernels */
     uint64_t kernels;       /* running, or ready to */
+    uint64_t fills;         /* likewise */
     uint64_t occupancy_ppm; /* of the warps the card has room for, summed over running kernels */
 };
 
@@ -236,6 +242,8 @@ struct sim_device {
     uint64_t copies; /* copies in flight */
     /* truth */
     uint64_t busy_ns;
+    uint64_t fill_ns;
+    uint64_t copy_ns;
     uint64_t switched_ns;
     uint64_t warp_ns; /* busy time weighted by the part of the card's warps in use */
     uint64_t sm_ns;   /* busy time weighted by the part of the card in use */
@@ -409,6 +417,7 @@ bool memory_take(struct sim_machine *m, uint32_t process, uint32_t device,
                  uint64_t bytes); /* false: the card is full */
 void memory_give(struct sim_machine *m, uint32_t process, uint32_t device, uint64_t bytes);
 uint64_t memory_free(const struct sim_machine *m, uint32_t device);
+bool device_running(const struct sim_machine *m, uint32_t device);      /* kernels or fills, at this moment */
 uint64_t device_power_mw(const struct sim_machine *m, uint32_t device); /* mean over the last second */
 void device_xid(struct sim_machine *m, uint32_t device, uint64_t xid);
 

@@ -59,6 +59,17 @@ int nvml_unimplemented(uint32_t call, const char *name);
     (void)m;                                                                                                           \
     (void)d
 
+/* Defines a getter of one value of the card `d`. (A line that begins with CARD_...(nvmlName defines nvmlName:
+ * generate.py looks for that.) */
+#define CARD_VALUE(name, type, expression)                                                                             \
+    NVML_EXPORT nvmlReturn_t name(nvmlDevice_t device, type *value);                                                   \
+    nvmlReturn_t name(nvmlDevice_t device, type *value) {                                                              \
+        ENTER_DEVICE(name, device);                                                                                    \
+        REQUIRE(value != NULL, NVML_ERROR_INVALID_ARGUMENT);                                                           \
+        *value = (type)(expression);                                                                                   \
+        return NVML_SUCCESS;                                                                                           \
+    }
+
 #define REQUIRE(condition, code)                                                                                       \
     do {                                                                                                               \
         if (!(condition))                                                                                              \

@@ -189,12 +189,13 @@ class BoardSeat(ctypes.LittleEndianStructure):
     _fields_ = (
         ("owner", ctypes.c_uint64),
         ("busy_until_ns", ctypes.c_uint64),
-        ("weight", ctypes.c_uint64),
+        ("weight", ctypes.c_uint32),
+        ("soft", ctypes.c_uint32),
         ("active_ns", ctypes.c_uint64),
+        ("active_since_ns", ctypes.c_uint64),
+        ("taken_ns", ctypes.c_uint64),
         ("limit_ppm", ctypes.c_uint64),
-        ("soft", ctypes.c_uint64),
         ("starved_until_ns", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64),
     )
 
 
