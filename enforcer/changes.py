@@ -45,6 +45,7 @@ def granted(name: str, request: AllocationRequest, slices: tuple[SlicePromise, .
         cpu_milli=request.cpu_milli,
         host_memory_bytes=request.host_memory_bytes,
         on_fault=request.on_fault,
+        charge_copies=request.charge_copies,
         owner_pid=owner.pid,
         owner_start_ticks=owner.start_ticks,
         owner_uid=owner.uid,

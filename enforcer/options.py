@@ -35,6 +35,7 @@ def add_allocation_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--weight", type=int, default=100, metavar="W", help="weight of a soft share (100)")
     what.add_argument("--mode", choices=[item.value for item in Mode], default=Mode.HOOK.value, help="how the cards are shared (hook)")
     what.add_argument("--on-fault", choices=("run", "refuse"), default="refuse", help="what a hook that cannot work does (refuse)")
+    what.add_argument("--charge-copies", action="store_true", help="copies are charged as device time, and limited like it")
     what.add_argument("--cpu", type=int, metavar="MILLI", help="thousandths of a processor it needs, for placing only")
     what.add_argument("--host-memory", metavar="SIZE", help="host memory it needs, for placing only")
     what.add_argument("--pinned", action="store_true", help="never moved to another card")
@@ -72,6 +73,7 @@ def request_of(args: argparse.Namespace, *, owned: bool, uid: int) -> Allocation
             cpu_milli=args.cpu,
             host_memory_bytes=None if args.host_memory is None else parse_size(args.host_memory, "host memory"),
             on_fault=args.on_fault,
+            charge_copies=args.charge_copies,
             owned=owned,
         )
     )

@@ -37,6 +37,7 @@ class AllocationRequest:
     cpu_milli: int | None = None
     host_memory_bytes: int | None = None
     on_fault: str = "refuse"
+    charge_copies: bool = False
     enforcement: str = "cooperative"
     owned: bool = False  # it ends with the process that asks
     record_refusal: bool = True  # False while another node is asked next: a demand that is met there was not refused

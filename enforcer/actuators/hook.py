@@ -44,5 +44,6 @@ def store(folder: Path, allocation: Allocation, entries: tuple[DeviceGrant, ...]
             decision_id=allocation.decision_id,
             on_fault=on_fault,
             suspended=allocation.state is not AllocationState.ACTIVE,
+            charge_copies=allocation.charge_copies,
         ),
     )

@@ -31,11 +31,11 @@ SMALL = AllocationRequest(Labels("acme", project="vision"), compute_ppm=250_000)
 
 def test_a_created_allocation_is_on_the_disk_in_the_grant_and_in_the_journal(open_book, agree) -> None:
     book = open_book()
-    allocation = book.create(replace(SMALL, device_count=2, soft=True, weight=7), Owner(uid=0))
+    allocation = book.create(replace(SMALL, device_count=2, soft=True, weight=7, charge_copies=True), Owner(uid=0))
     agree(book)
     grant = read_grant(book.run.allocations / allocation.id / "grant")
     assert [(item.weight, item.soft, item.device_memory) for item in grant.devices] == [(7, True, 80 * GIB)] * 2
-    assert grant.on_fault == "refuse"
+    assert (grant.on_fault, grant.charge_copies) == ("refuse", True)
     assert (book.run.allocations / allocation.id / "meter").stat().st_mode & 0o777 == 0o666
     agree(open_book())
 

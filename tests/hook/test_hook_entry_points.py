@@ -1,7 +1,9 @@
-"""docs/reference/entry-points.md against cuda.h and against the hook: a function that is new in a header is noticed."""
+"""docs/reference/entry-points.md against both headers and against the hook: a function that is new in a header is noticed."""
 
 import importlib.util
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,8 @@ import pytest
 from .conftest import HOOK, ROOT
 
 PAGE = ROOT / "docs" / "reference" / "entry-points.md"
-FAMILIES = re.compile(
-    r"Launch|^cuMem|Array|Mipmap|^cuGraph|Ipc|External|^cuModule|^cuLibrary|Capture|^cuCtx(Create|Destroy|SetLimit|Synchronize)|GreenCtx"
-    r"|TotalMem|Multicast|PrimaryCtx|^cuStream(Destroy|Sync|Wait|Write|BatchMem|AddCallback|AttachMem)|^cuLink|^cuCheckpoint|MemPool|GraphMem"
-    r"|Coredump"
-)
+NEWEST = Path(__file__).parent / "cuda-13.5.txt"
+LISTS = ("Interposed", "Passed on purpose", "Unknown")
 
 
 def plain(name: str) -> str:
@@ -21,13 +20,28 @@ def plain(name: str) -> str:
     return re.sub(r"(_v\d+)?(_pt[sd][sz])?$", "", name)
 
 
-def header() -> Path:
+def declared(include: Path) -> set[str]:
+    specification = importlib.util.spec_from_file_location("driver_names", ROOT / "tools" / "driver_names.py")
+    assert specification and specification.loader
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["driver_names"] = module
+    specification.loader.exec_module(module)
+    return set(module.names(include))
+
+
+def installed() -> set[str]:
+    """Names of the header that the project is built with, or of the one in $POOLMETER_CUDA_INCLUDE."""
     package = importlib.util.find_spec("nvidia")
     places = [Path(place) / "cu13" / "include" for place in (package.submodule_search_locations or [])] if package else []
-    for folder in [*places, Path("/usr/local/cuda-13.0/include"), Path("/usr/local/cuda/include")]:
+    named = os.environ.get("POOLMETER_CUDA_INCLUDE")
+    for folder in [*([Path(named)] if named else []), *places, Path("/usr/local/cuda-13.0/include"), Path("/usr/local/cuda/include")]:
         if (folder / "cuda.h").exists():
-            return folder / "cuda.h"
+            return declared(folder)
     pytest.skip("cuda.h is not on this machine: it comes with the build requirements")
+
+
+def newest() -> set[str]:
+    return set(NEWEST.read_text().split())
 
 
 def sections() -> dict[str, list[str]]:
@@ -36,17 +50,35 @@ def sections() -> dict[str, list[str]]:
     return {title: re.findall(r"`(cu[A-Z]\w+)`", body) for title, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def test_every_function_of_the_header_that_works_or_takes_memory_is_on_the_page_once() -> None:
-    declared = {plain(name) for name in re.findall(r"CUresult\s+CUDAAPI\s+(cu[A-Z]\w*)\s*\(", header().read_text())}
-    assert len(declared) > 400
+def interposed() -> set[str]:
+    return set(re.findall(r"X\((cu\w+)\)", (HOOK / "hooks.h").read_text().split("#define PM_NEEDS")[0]))
+
+
+@pytest.mark.parametrize("header", [installed, newest], ids=["installed", "newest"])
+def test_every_function_of_a_header_is_on_the_page(header) -> None:
+    names = {plain(name) for name in header()}
+    listed = {name for names in sections().values() for name in names}
+    assert len(names) > 440
+    assert names - listed == set(), "new functions: interpose them, or say on the page why they pass"
+
+
+def test_the_page_names_each_function_once_and_none_that_no_header_has() -> None:
+    assert tuple(sections()) == LISTS
     listed = [name for names in sections().values() for name in names]
-    assert len(listed) == len(set(listed)), "a function is on the page twice"
-    expected = {name for name in declared if FAMILIES.search(name)}
-    assert expected - set(listed) == set(), "new functions: interpose them, or say on the page why they pass"
-    assert set(listed) - declared == set(), "functions on the page that the header does not have"
+    assert len(listed) == len(set(listed)), sorted({name for name in listed if listed.count(name) > 1})
+    assert set(listed) - {plain(name) for name in installed() | newest()} == set()
+
+
+def test_nothing_is_unknown() -> None:
+    assert sections()["Unknown"] == []
 
 
 def test_the_page_lists_what_the_hook_interposes() -> None:
-    text = (HOOK / "hooks.h").read_text().split("#define PM_NEEDS")[0]
-    hooked = {plain(name) for name in re.findall(r"X\((cu\w+)\)", text)}
-    assert set(sections()["Interposed"]) == hooked
+    assert set(sections()["Interposed"]) == {plain(name) for name in interposed()}
+
+
+@pytest.mark.parametrize("header", [installed, newest], ids=["installed", "newest"])
+def test_of_an_interposed_name_every_variant_is(header) -> None:
+    bases = {plain(name) for name in interposed()}
+    assert {name for name in header() if plain(name) in bases} - interposed() == set()
+    assert interposed() - installed() - newest() == set()

@@ -40,6 +40,9 @@
     X(cuGraphExecUpdate_v2)                                                                                            \
     X(cuGraphExecKernelNodeSetParams)                                                                                  \
     X(cuGraphExecKernelNodeSetParams_v2)                                                                               \
+    X(cuGraphExecNodeSetParams)                                                                                        \
+    X(cuGraphExecChildGraphNodeSetParams)                                                                              \
+    X(cuGraphNodeSetEnabled)                                                                                           \
     /* captures */                                                                                                     \
     X(cuStreamBeginCapture)                                                                                            \
     X(cuStreamBeginCapture_ptsz)                                                                                       \
@@ -117,7 +120,153 @@
     X(cuMemMap)                                                                                                        \
     X(cuMemUnmap)                                                                                                      \
     X(cuMemGetInfo_v2)                                                                                                 \
-    X(cuDeviceTotalMem_v2)
+    X(cuDeviceTotalMem_v2)                                                                                             \
+    /* fills in two dimensions or waiting, and other work of no kernel */                                              \
+    X(cuMemsetD2D8Async)                                                                                               \
+    X(cuMemsetD2D8Async_ptsz)                                                                                          \
+    X(cuMemsetD2D16Async)                                                                                              \
+    X(cuMemsetD2D16Async_ptsz)                                                                                         \
+    X(cuMemsetD2D32Async)                                                                                              \
+    X(cuMemsetD2D32Async_ptsz)                                                                                         \
+    X(cuMemsetD8)                                                                                                      \
+    X(cuMemsetD8_v2)                                                                                                   \
+    X(cuMemsetD8_v2_ptds)                                                                                              \
+    X(cuMemsetD16)                                                                                                     \
+    X(cuMemsetD16_v2)                                                                                                  \
+    X(cuMemsetD16_v2_ptds)                                                                                             \
+    X(cuMemsetD32)                                                                                                     \
+    X(cuMemsetD32_v2)                                                                                                  \
+    X(cuMemsetD32_v2_ptds)                                                                                             \
+    X(cuMemsetD2D8)                                                                                                    \
+    X(cuMemsetD2D8_v2)                                                                                                 \
+    X(cuMemsetD2D8_v2_ptds)                                                                                            \
+    X(cuMemsetD2D16)                                                                                                   \
+    X(cuMemsetD2D16_v2)                                                                                                \
+    X(cuMemsetD2D16_v2_ptds)                                                                                           \
+    X(cuMemsetD2D32)                                                                                                   \
+    X(cuMemsetD2D32_v2)                                                                                                \
+    X(cuMemsetD2D32_v2_ptds)                                                                                           \
+    X(cuMemBatchDecompressAsync)                                                                                       \
+    X(cuMemBatchDecompressAsync_ptsz)                                                                                  \
+    X(cuFabricCpyBatchAsync)                                                                                           \
+    X(cuFabricCpyBatchAsync_ptsz)                                                                                      \
+    X(cuLaunchHostFunc_v2)                                                                                             \
+    X(cuLaunchHostFunc_v2_ptsz)                                                                                        \
+    /* copies of other shapes */                                                                                       \
+    X(cuMemcpyHtoD)                                                                                                    \
+    X(cuMemcpyHtoDAsync)                                                                                               \
+    X(cuMemcpyDtoH)                                                                                                    \
+    X(cuMemcpyDtoHAsync)                                                                                               \
+    X(cuMemcpyDtoD)                                                                                                    \
+    X(cuMemcpyDtoDAsync)                                                                                               \
+    X(cuMemcpyWithAttributesAsync)                                                                                     \
+    X(cuMemcpyWithAttributesAsync_ptsz)                                                                                \
+    X(cuMemcpyDtoA)                                                                                                    \
+    X(cuMemcpyDtoA_v2)                                                                                                 \
+    X(cuMemcpyDtoA_v2_ptds)                                                                                            \
+    X(cuMemcpyAtoD)                                                                                                    \
+    X(cuMemcpyAtoD_v2)                                                                                                 \
+    X(cuMemcpyAtoD_v2_ptds)                                                                                            \
+    X(cuMemcpyHtoA)                                                                                                    \
+    X(cuMemcpyHtoA_v2)                                                                                                 \
+    X(cuMemcpyHtoA_v2_ptds)                                                                                            \
+    X(cuMemcpyAtoH)                                                                                                    \
+    X(cuMemcpyAtoH_v2)                                                                                                 \
+    X(cuMemcpyAtoH_v2_ptds)                                                                                            \
+    X(cuMemcpyAtoA)                                                                                                    \
+    X(cuMemcpyAtoA_v2)                                                                                                 \
+    X(cuMemcpyAtoA_v2_ptds)                                                                                            \
+    X(cuMemcpyHtoAAsync)                                                                                               \
+    X(cuMemcpyHtoAAsync_v2)                                                                                            \
+    X(cuMemcpyHtoAAsync_v2_ptsz)                                                                                       \
+    X(cuMemcpyAtoHAsync)                                                                                               \
+    X(cuMemcpyAtoHAsync_v2)                                                                                            \
+    X(cuMemcpyAtoHAsync_v2_ptsz)                                                                                       \
+    X(cuMemcpy2D)                                                                                                      \
+    X(cuMemcpy2D_v2)                                                                                                   \
+    X(cuMemcpy2D_v2_ptds)                                                                                              \
+    X(cuMemcpy2DUnaligned)                                                                                             \
+    X(cuMemcpy2DUnaligned_v2)                                                                                          \
+    X(cuMemcpy2DUnaligned_v2_ptds)                                                                                     \
+    X(cuMemcpy3D)                                                                                                      \
+    X(cuMemcpy3D_v2)                                                                                                   \
+    X(cuMemcpy3D_v2_ptds)                                                                                              \
+    X(cuMemcpy2DAsync)                                                                                                 \
+    X(cuMemcpy2DAsync_v2)                                                                                              \
+    X(cuMemcpy2DAsync_v2_ptsz)                                                                                         \
+    X(cuMemcpy3DAsync)                                                                                                 \
+    X(cuMemcpy3DAsync_v2)                                                                                              \
+    X(cuMemcpy3DAsync_v2_ptsz)                                                                                         \
+    X(cuMemcpy3DPeer)                                                                                                  \
+    X(cuMemcpy3DPeer_ptds)                                                                                             \
+    X(cuMemcpy3DPeerAsync)                                                                                             \
+    X(cuMemcpy3DPeerAsync_ptsz)                                                                                        \
+    X(cuMemcpyBatchAsync)                                                                                              \
+    X(cuMemcpyBatchAsync_ptsz)                                                                                         \
+    X(cuMemcpyBatchAsync_v2)                                                                                           \
+    X(cuMemcpyBatchAsync_v2_ptsz)                                                                                      \
+    X(cuMemcpy3DBatchAsync)                                                                                            \
+    X(cuMemcpy3DBatchAsync_ptsz)                                                                                       \
+    X(cuMemcpy3DBatchAsync_v2)                                                                                         \
+    X(cuMemcpy3DBatchAsync_v2_ptsz)                                                                                    \
+    X(cuMemcpy3DWithAttributesAsync)                                                                                   \
+    X(cuMemcpy3DWithAttributesAsync_ptsz)                                                                              \
+    /* captures that are newer */                                                                                      \
+    X(cuStreamBeginRecaptureToGraph)                                                                                   \
+    X(cuStreamBeginRecaptureToGraph_ptsz)                                                                              \
+    X(cuStreamBeginCaptureToCig)                                                                                       \
+    X(cuStreamBeginCaptureToCig_ptsz)                                                                                  \
+    X(cuStreamEndCaptureToCig)                                                                                         \
+    X(cuStreamEndCaptureToCig_ptsz)                                                                                    \
+    /* graphs and their memory */                                                                                      \
+    X(cuGraphAddMemAllocNode)                                                                                          \
+    X(cuGraphAddNode)                                                                                                  \
+    X(cuGraphAddNode_v2)                                                                                               \
+    X(cuGraphAddNode_v3)                                                                                               \
+    X(cuGraphInstantiate)                                                                                              \
+    X(cuGraphInstantiate_v2)                                                                                           \
+    X(cuGraphInstantiateWithFlags)                                                                                     \
+    X(cuGraphInstantiateWithParams)                                                                                    \
+    X(cuGraphInstantiateWithParams_ptsz)                                                                               \
+    X(cuGraphUpload)                                                                                                   \
+    X(cuGraphUpload_ptsz)                                                                                              \
+    X(cuDeviceGraphMemTrim)                                                                                            \
+    /* arrays */                                                                                                       \
+    X(cuArrayCreate)                                                                                                   \
+    X(cuArrayCreate_v2)                                                                                                \
+    X(cuArray3DCreate)                                                                                                 \
+    X(cuArray3DCreate_v2)                                                                                              \
+    X(cuArrayDestroy)                                                                                                  \
+    X(cuMipmappedArrayCreate)                                                                                          \
+    X(cuMipmappedArrayDestroy)                                                                                         \
+    X(cuMemMapArrayAsync)                                                                                              \
+    X(cuMemMapArrayAsync_ptsz)                                                                                         \
+    /* modules and libraries */                                                                                        \
+    X(cuModuleLoad)                                                                                                    \
+    X(cuModuleLoadData)                                                                                                \
+    X(cuModuleLoadDataEx)                                                                                              \
+    X(cuModuleLoadFatBinary)                                                                                           \
+    X(cuModuleUnload)                                                                                                  \
+    X(cuModuleGetGlobal)                                                                                               \
+    X(cuModuleGetGlobal_v2)                                                                                            \
+    X(cuLibraryLoadData)                                                                                               \
+    X(cuLibraryLoadFromFile)                                                                                           \
+    X(cuLibraryUnload)                                                                                                 \
+    X(cuLibraryGetGlobal)                                                                                              \
+    X(cuLibraryGetManaged)                                                                                             \
+    /* other processes' memory */                                                                                      \
+    X(cuMemImportFromShareableHandle)                                                                                  \
+    X(cuMemPoolImportFromShareableHandle)                                                                              \
+    /* contexts of other kinds and sizes */                                                                            \
+    X(cuGreenCtxCreate)                                                                                                \
+    X(cuGreenCtxDestroy)                                                                                               \
+    X(cuCtxSetLimit)                                                                                                   \
+    /* memory as CUDA 2 had it */                                                                                      \
+    X(cuMemAlloc)                                                                                                      \
+    X(cuMemAllocPitch)                                                                                                 \
+    X(cuMemFree)                                                                                                       \
+    X(cuMemGetInfo)                                                                                                    \
+    X(cuDeviceTotalMem)
 
 /* Driver functions that the hook itself calls. */
 #define PM_NEEDS(X)                                                                                                    \
@@ -137,7 +286,20 @@
     X(cuEventElapsedTime)                                                                                              \
     X(cuFuncGetName)                                                                                                   \
     X(cuMemPoolGetAttribute)                                                                                           \
-    X(cuPointerGetAttribute)
+    X(cuPointerGetAttribute)                                                                                           \
+    X(cuArray3DGetDescriptor_v2)                                                                                       \
+    X(cuArrayGetMemoryRequirements)                                                                                    \
+    X(cuMipmappedArrayGetMemoryRequirements)                                                                           \
+    X(cuGraphGetNodes)                                                                                                 \
+    X(cuGraphNodeGetType)                                                                                              \
+    X(cuGraphMemAllocNodeGetParams)                                                                                    \
+    X(cuGraphMemFreeNodeGetParams)                                                                                     \
+    X(cuGraphChildGraphNodeGetGraph)                                                                                   \
+    X(cuDeviceGetGraphMemAttribute)                                                                                    \
+    X(cuDeviceGetAttribute)                                                                                            \
+    X(cuCtxGetLimit)                                                                                                   \
+    X(cuCtxFromGreenCtx)                                                                                               \
+    X(cuKernelGetName)
 
 #define PM_ENUM_HOOK(name) PM_HOOK_##name,
 #define PM_ENUM_NEED(name) PM_NEED_##name,

@@ -9,13 +9,28 @@
 struct pm_holding {
     uint64_t key;
     uint64_t bytes;
-    uint64_t other; /* of a mapping: the handle; of an address: the context it goes away with */
+    uint64_t other; /* of a mapping: the handle; of a global: the module; of others: the context it goes away with */
     uint32_t device;
     uint16_t kind;
     uint16_t uses;
+    uint64_t note; /* of a context's limit: what it was at first; of a module: bytes of its globals that are known */
 };
 
-enum pm_holding_class { PM_HOLD_ADDRESS, PM_HOLD_HANDLE, PM_HOLD_MAPPING, PM_HOLD_POOL, PM_HOLD_CLASSES };
+/* Up to PM_HOLD_MEMORY a holding is memory that is taken from the limit. */
+enum pm_holding_class {
+    PM_HOLD_ADDRESS,
+    PM_HOLD_HANDLE,
+    PM_HOLD_ARRAY,  /* arrays and mipmapped arrays */
+    PM_HOLD_MODULE, /* modules and libraries */
+    PM_HOLD_LIMIT,  /* what a limit of a context takes */
+    PM_HOLD_MEMORY,
+    PM_HOLD_MAPPING = PM_HOLD_MEMORY,
+    PM_HOLD_TILE, /* a part of an array on physical memory, whose handle is in `bytes`; `other` is the array */
+    PM_HOLD_POOL,
+    PM_HOLD_GLOBAL,
+    PM_HOLD_EXEC, /* executable graphs that allocate: `bytes` is the least that a launch needs */
+    PM_HOLD_CLASSES
+};
 
 struct pm_pointers;
 

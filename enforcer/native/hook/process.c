@@ -272,6 +272,37 @@ bool pm_process_take(struct pm_process *self, uint32_t device, uint32_t kind, ui
     return taken;
 }
 
+void pm_process_take_used(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes) {
+    pthread_mutex_lock(&self->memory_lock);
+    pm_memory_take(&self->view, self->slot, device, kind, bytes, PM_UNLIMITED);
+    pthread_mutex_unlock(&self->memory_lock);
+}
+
+void pm_process_settle_graph_memory(struct pm_process *self, uint32_t device, uint64_t bytes) {
+    bytes = PM_UNITS(bytes) * PM_MEMORY_UNIT;
+    pthread_mutex_lock(&self->memory_lock);
+    uint64_t held = self->graph_bytes[device];
+    if (bytes > held)
+        pm_memory_take(&self->view, self->slot, device, PM_MEMORY_GRAPH, bytes - held, PM_UNLIMITED);
+    else
+        pm_memory_give_back(&self->view, self->slot, device, PM_MEMORY_GRAPH, held - bytes);
+    pm_poke(&self->graph_bytes[device], bytes);
+    pthread_mutex_unlock(&self->memory_lock);
+}
+
+bool pm_process_reserve_graph_memory(struct pm_process *self, uint32_t device, uint64_t bytes) {
+    bytes = PM_UNITS(bytes) * PM_MEMORY_UNIT;
+    uint64_t held = pm_peek(&self->graph_bytes[device]);
+    if (bytes <= held)
+        return true;
+    if (!pm_process_take(self, device, PM_MEMORY_GRAPH, bytes - held))
+        return false;
+    pthread_mutex_lock(&self->memory_lock);
+    pm_poke(&self->graph_bytes[device], self->graph_bytes[device] + bytes - held);
+    pthread_mutex_unlock(&self->memory_lock);
+    return true;
+}
+
 void pm_process_give_back(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes) {
     pthread_mutex_lock(&self->memory_lock);
     pm_memory_give_back(&self->view, self->slot, device, kind, bytes);
@@ -348,19 +379,21 @@ void pm_process_forget_context(struct pm_process *self, void *handle, bool destr
         if (memory)
             pm_store(&found->handle, NULL);
     }
-    struct pm_holding gone;
-    while (memory && pm_pointers_take_any(self->pointers, PM_HOLD_ADDRESS, (uint64_t)(uintptr_t)handle, &gone))
-        pm_process_give_back(self, gone.device, gone.kind, gone.bytes);
+    struct pm_holding gone; /* physical memory belongs to no context: its `other` is 0 */
+    for (int of = 0; memory && handle && of < PM_HOLD_MEMORY; of++)
+        while (pm_pointers_take_any(self->pointers, (enum pm_holding_class)of, (uint64_t)(uintptr_t)handle, &gone))
+            pm_process_give_back(self, gone.device, gone.kind, gone.bytes);
 }
 
 /* Everything that is held goes to the new slot; the limit is not asked, for the memory is in use. */
 static void take_again(struct pm_process *self) {
-    for (int of = 0; of < PM_HOLD_CLASSES; of++) {
+    for (int of = 0; of < PM_HOLD_MEMORY; of++) {
         struct pm_holding holding;
         for (size_t at = 0; pm_pointers_next(self->pointers, (enum pm_holding_class)of, &at, &holding);)
-            if (of == PM_HOLD_ADDRESS || of == PM_HOLD_HANDLE)
-                pm_memory_take(&self->view, self->slot, holding.device, holding.kind, holding.bytes, PM_UNLIMITED);
+            pm_memory_take(&self->view, self->slot, holding.device, holding.kind, holding.bytes, PM_UNLIMITED);
     }
+    for (uint32_t d = 0; d < self->view.device_count; d++)
+        pm_memory_take(&self->view, self->slot, d, PM_MEMORY_GRAPH, self->graph_bytes[d], PM_UNLIMITED);
 }
 
 void pm_process_keep_slot(struct pm_process *self) {

@@ -52,6 +52,8 @@ struct pm_process {
     bool settling;
     struct pm_estimates *estimates;
     struct pm_pointers *pointers;
+    uint64_t graph_bytes[PM_MAX_DEVICES]; /* what the driver keeps for graphs here; changed under memory_lock */
+    uint32_t graphs_allocate;             /* a graph with memory nodes was made: launches of graphs look */
     char folder[256];
 };
 
@@ -80,7 +82,13 @@ uint32_t pm_process_device(struct pm_process *self, const unsigned char uuid[16]
 struct pm_limits pm_process_limits(struct pm_process *self, uint32_t device);
 /* Takes memory within the limit, or counts the denial. */
 bool pm_process_take(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes);
+/* Takes memory that is in use already: the limit is not asked. */
+void pm_process_take_used(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes);
 void pm_process_give_back(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes);
+/* What the driver keeps for the graphs of this process, as it says now; memory that is in use is not refused. */
+void pm_process_settle_graph_memory(struct pm_process *self, uint32_t device, uint64_t bytes);
+/* At least so much is about to be kept for graphs; false: over the limit. */
+bool pm_process_reserve_graph_memory(struct pm_process *self, uint32_t device, uint64_t bytes);
 /* The card itself had no room. */
 void pm_process_denied_by_card(struct pm_process *self, uint32_t device, uint64_t bytes);
 

@@ -231,14 +231,18 @@ static CUresult primary_release(CUresult (*release)(CUdevice), CUdevice device) 
     CUcontext handle = primary_of(device);
     context_goes(handle, true, false); /* it may live on, so its events are destroyed and not leaked */
     CUresult result = release(device);
-    if (handle && result == CUDA_SUCCESS && !primary_of(device))
+    if (handle && result == CUDA_SUCCESS && !primary_of(device)) {
         context_goes(handle, false, true);
+        pm_graph_memory_settle(device);
+    }
     return result;
 }
 
 static CUresult primary_reset(CUresult (*reset)(CUdevice), CUdevice device) {
     context_goes(primary_of(device), false, true);
-    return reset(device);
+    CUresult result = reset(device);
+    pm_graph_memory_settle(device);
+    return result;
 }
 
 PM_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
@@ -259,4 +263,20 @@ PM_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
 PM_EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device) {
     NEED_REAL(cuDevicePrimaryCtxReset);
     return primary_reset(PM_REAL(cuDevicePrimaryCtxReset), device);
+}
+
+/* ---- contexts on a part of the processors ------------------------------------------------------------------------ */
+
+PM_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc part, CUdevice device, unsigned int flags) {
+    NEED_REAL(cuGreenCtxCreate);
+    return pm_device_refused(device) ? REFUSED : PM_REAL(cuGreenCtxCreate)(context, part, device, flags);
+}
+
+/* Its context takes its events with it; memory that was allocated in it is its device's primary context's. */
+PM_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context) {
+    NEED_REAL(cuGreenCtxDestroy);
+    CUcontext handle = NULL;
+    if (context && pm_need[PM_NEED_cuCtxFromGreenCtx] && PM_NEED(cuCtxFromGreenCtx)(&handle, context) == CUDA_SUCCESS)
+        context_goes(handle, false, true);
+    return PM_REAL(cuGreenCtxDestroy)(context);
 }

@@ -1,12 +1,6 @@
-#include "shim.h"
+#include "claim.h"
 
 #include <string.h>
-
-/* A launch between its two halves; without a tracker it is not metered. */
-struct ticket {
-    struct pm_launch launch;
-    struct pm_counters *counters;
-};
 
 enum capture { NOT_CAPTURING, CAPTURING };
 
@@ -33,23 +27,32 @@ static bool must_ask(struct pm_process *self, const struct pm_context *context, 
            !entry || pm_peek(&entry->ns) == 0;
 }
 
+/* What is launched may be a function or a kernel of a library; the driver names each only by its own call. */
+static const char *name_of(CUfunction f) {
+    const char *name = NULL;
+    if (pm_need[PM_NEED_cuFuncGetName] && PM_NEED(cuFuncGetName)(&name, f) == CUDA_SUCCESS && name)
+        return name;
+    if (pm_need[PM_NEED_cuKernelGetName] && PM_NEED(cuKernelGetName)(&name, (CUkernel)f) == CUDA_SUCCESS)
+        return name;
+    return NULL;
+}
+
 /*
  * Kernels of collectives wait on the device for their peers, and are handed over between a group's start and end:
  * holding one back would keep the others spinning, so they are charged and never held.
  */
 static bool collective(struct pm_estimate *entry, CUfunction f) {
-    if (!entry || !f || !pm_need[PM_NEED_cuFuncGetName])
+    if (!entry || !f)
         return false;
     if (!(pm_peek(&entry->flags) & PM_KIND_NAMED)) {
-        const char *name = NULL;
-        bool found =
-            PM_NEED(cuFuncGetName)(&name, f) == CUDA_SUCCESS && name && strncmp(name, "ncclDevKernel", 13) == 0;
+        const char *name = name_of(f);
+        bool found = name && strncmp(name, "ncclDevKernel", 13) == 0;
         pm_poke(&entry->flags, PM_KIND_NAMED | (found ? PM_KIND_COLLECTIVE : 0));
     }
     return pm_peek(&entry->flags) & PM_KIND_COLLECTIVE;
 }
 
-static void ticket_open(struct ticket *ticket, uint64_t kind, CUfunction f, CUstream stream) {
+static void ticket_open(struct pm_ticket *ticket, uint64_t kind, CUfunction f, CUstream stream) {
     ticket->launch.tracker = NULL;
     ticket->counters = NULL;
     struct pm_process *self = pm_self();
@@ -66,12 +69,21 @@ static void ticket_open(struct ticket *ticket, uint64_t kind, CUfunction f, CUst
     pm_launch_begin(&ticket->launch, &context->tracker, entry, stream, lane_key);
 }
 
-static void ticket_close(struct ticket *ticket, CUresult result, bool graph) {
+static void ticket_close(struct pm_ticket *ticket, CUresult result, bool graph) {
     if (!ticket->launch.tracker)
         return;
     if (result == CUDA_SUCCESS)
         pm_add(graph ? &ticket->counters->graph_launches : &ticket->counters->launches, 1);
     pm_launch_end(&ticket->launch, result == CUDA_SUCCESS);
+}
+
+void pm_ticket_open(struct pm_ticket *ticket, uint64_t kind, CUstream stream) {
+    ticket_open(ticket, kind, NULL, stream);
+}
+
+void pm_ticket_close(struct pm_ticket *ticket, CUresult result) {
+    if (ticket->launch.tracker)
+        pm_launch_end(&ticket->launch, result == CUDA_SUCCESS);
 }
 
 static uint64_t kind_of(const void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
@@ -81,13 +93,9 @@ static uint64_t kind_of(const void *function, unsigned gx, unsigned gy, unsigned
     return pm_mix(kind, (uint64_t)bx << 48 ^ (uint64_t)by << 36 ^ (uint64_t)bz << 24 ^ shared);
 }
 
-#define MISSING(name)                                                                                                  \
-    if (!pm_ready() || !pm_real[PM_HOOK_##name])                                                                       \
-    return CUDA_ERROR_NOT_FOUND
-
 #define METERED(name, kind, f, stream, graph, ...)                                                                     \
-    MISSING(name);                                                                                                     \
-    struct ticket ticket;                                                                                              \
+    PM_MISSING(name);                                                                                                  \
+    struct pm_ticket ticket;                                                                                           \
     ticket_open(&ticket, kind, f, stream);                                                                             \
     CUresult result = PM_REAL(name)(__VA_ARGS__);                                                                      \
     ticket_close(&ticket, result, graph);                                                                              \
@@ -136,77 +144,66 @@ PM_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstre
             pm_stream(stream, PM_LEGACY), false, f, width, height, stream);
 }
 
-/* One launch on several devices at once: each part is counted where its stream belongs, at its estimate. */
-PM_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags) {
-    MISSING(cuLaunchCooperativeKernelMultiDevice);
-    CUresult result = PM_REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
-    struct pm_process *self = pm_self();
-    for (unsigned i = 0; self && result == CUDA_SUCCESS && i < count && pm_need[PM_NEED_cuStreamGetCtx]; i++) {
-        CUcontext handle = NULL;
-        if (PM_NEED(cuStreamGetCtx)(list[i].hStream, &handle) != CUDA_SUCCESS)
-            continue;
-        for (uint32_t k = 0; k < pm_load(&self->context_count); k++) {
-            struct pm_context *context = self->contexts[k];
-            if (pm_load(&context->handle) != handle)
-                continue;
-            struct pm_launch launch = {.tracker = &context->tracker, .estimate_ns = PM_UNKNOWN_NS};
-            pm_add(&context->tracker.counters->launches, 1);
-            pm_launch_end(&launch, true);
-        }
+/*
+ * One launch on several devices at once: each part waits for its device's limit, is begun and is ended in the context
+ * that its stream belongs to. Devices are waited for one after the other; what a bucket lets go meanwhile is its own.
+ */
+struct part {
+    struct pm_ticket ticket;
+    CUcontext context; /* NULL: not metered */
+};
+
+static void part_open(struct part *part, const CUDA_LAUNCH_PARAMS *of) {
+    *part = (struct part){0};
+    if (!pm_need[PM_NEED_cuStreamGetCtx] || PM_NEED(cuStreamGetCtx)(of->hStream, &part->context) != CUDA_SUCCESS ||
+        pm_cuda_driver.context_enter(part->context) != 0) {
+        part->context = NULL;
+        return;
     }
+    uint64_t kind = kind_of(of->function, of->gridDimX, of->gridDimY, of->gridDimZ, of->blockDimX, of->blockDimY,
+                            of->blockDimZ, of->sharedMemBytes);
+    ticket_open(&part->ticket, kind, of->function, pm_stream(of->hStream, PM_LEGACY));
+    pm_cuda_driver.context_leave();
+}
+
+static void part_close(struct part *part, CUresult result) {
+    if (!part->context || pm_cuda_driver.context_enter(part->context) != 0)
+        return;
+    ticket_close(&part->ticket, result, false);
+    pm_cuda_driver.context_leave();
+}
+
+PM_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags) {
+    PM_MISSING(cuLaunchCooperativeKernelMultiDevice);
+    struct part parts[PM_MAX_DEVICES];
+    unsigned open = list && pm_self() && count <= PM_MAX_DEVICES ? count : 0;
+    for (unsigned i = 0; i < open; i++)
+        part_open(&parts[i], &list[i]);
+    CUresult result = PM_REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
+    for (unsigned i = 0; i < open; i++)
+        part_close(&parts[i], result);
     return result;
 }
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
-static uint64_t graph_kind(CUgraphExec exec) {
-    return pm_mix(5, (uint64_t)(uintptr_t)exec) | 1;
-}
-
-static void graph_changed(CUgraphExec exec) {
-    struct pm_process *self = pm_self();
-    struct pm_estimate *entry = self && exec ? pm_estimate_find(self->estimates, graph_kind(exec)) : NULL;
-    if (entry)
-        pm_estimate_reset(entry);
-}
-
-PM_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
-    METERED(cuGraphLaunch, graph_kind(exec), NULL, pm_stream(stream, PM_LEGACY), true, exec, stream);
-}
-
-PM_EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
-    METERED(cuGraphLaunch_ptsz, graph_kind(exec), NULL, pm_stream(stream, PM_PER_THREAD), true, exec, stream);
-}
-
-PM_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
-    MISSING(cuGraphExecDestroy);
-    graph_changed(exec); /* its address may be the next one's */
-    return PM_REAL(cuGraphExecDestroy)(exec);
-}
-
-PM_EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
-                                     CUgraphExecUpdateResult *outcome) {
-    MISSING(cuGraphExecUpdate);
-    graph_changed(exec);
-    return ((CUresult (*)(CUgraphExec, CUgraph, CUgraphNode *,
-                          CUgraphExecUpdateResult *))pm_real[PM_HOOK_cuGraphExecUpdate])(exec, graph, node, outcome);
-}
-
-PM_EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
-    MISSING(cuGraphExecUpdate_v2);
-    graph_changed(exec);
-    return PM_REAL(cuGraphExecUpdate_v2)(exec, graph, info);
-}
-
-/* The parameters' type differs by version; they only pass through. */
-#define GRAPH_KERNEL_PARAMS(name)                                                                                      \
-    PM_EXPORT CUresult name(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {               \
-        MISSING(name);                                                                                                 \
-        graph_changed(exec);                                                                                           \
-        return PM_REAL(name)(exec, node, params);                                                                      \
+#define LAUNCH_GRAPH(name, null_is)                                                                                    \
+    PM_EXPORT CUresult name(CUgraphExec exec, CUstream stream) {                                                       \
+        PM_MISSING(name);                                                                                              \
+        struct pm_graph_need need = {0};                                                                               \
+        if (__builtin_expect(pm_graphs_allocate(), 0) && capture_of(pm_stream(stream, null_is)) == NOT_CAPTURING &&    \
+            !pm_graph_memory_begin(&need, exec))                                                                       \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
+        struct pm_ticket ticket;                                                                                       \
+        ticket_open(&ticket, pm_graph_kind(exec), NULL, pm_stream(stream, null_is));                                   \
+        CUresult result = PM_REAL(name)(exec, stream);                                                                 \
+        ticket_close(&ticket, result, true);                                                                           \
+        if (__builtin_expect(need.self != NULL, 0))                                                                    \
+            pm_graph_memory_end(&need, result);                                                                        \
+        return result;                                                                                                 \
     }
-GRAPH_KERNEL_PARAMS(cuGraphExecKernelNodeSetParams)
-GRAPH_KERNEL_PARAMS(cuGraphExecKernelNodeSetParams_v2)
+LAUNCH_GRAPH(cuGraphLaunch, PM_LEGACY)
+LAUNCH_GRAPH(cuGraphLaunch_ptsz, PM_PER_THREAD)
 
 /* ---- captures ---------------------------------------------------------------------------------------------------- */
 
@@ -234,7 +231,7 @@ static void capture_ends(void) {
 
 #define BEGIN_CAPTURE(name, params, ...)                                                                               \
     PM_EXPORT CUresult name params {                                                                                   \
-        MISSING(name);                                                                                                 \
+        PM_MISSING(name);                                                                                              \
         capture_begins();                                                                                              \
         CUresult result = ((CUresult(*) params)pm_real[PM_HOOK_##name])(__VA_ARGS__);                                  \
         if (result != CUDA_SUCCESS)                                                                                    \
@@ -251,6 +248,13 @@ BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream stream, CUstreamCaptureMod
 BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, TO_GRAPH, stream, graph, nodes, edges, count, mode)
 BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, TO_GRAPH, stream, graph, nodes, edges, count, mode)
 
+/* Newer than the header that this is built with. */
+#define RECAPTURE (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, void *callback, void *data)
+BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph, RECAPTURE, stream, mode, graph, callback, data)
+BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz, RECAPTURE, stream, mode, graph, callback, data)
+BEGIN_CAPTURE(cuStreamBeginCaptureToCig, (CUstream stream, void *params), stream, params)
+BEGIN_CAPTURE(cuStreamBeginCaptureToCig_ptsz, (CUstream stream, void *params), stream, params)
+
 /* A capture that has become invalid ends with an error; one that was never begun, or is ended in the wrong place, does
  * not end. */
 static bool capture_ended(CUresult result) {
@@ -260,7 +264,7 @@ static bool capture_ended(CUresult result) {
 
 #define END_CAPTURE(name)                                                                                              \
     PM_EXPORT CUresult name(CUstream stream, CUgraph *graph) {                                                         \
-        MISSING(name);                                                                                                 \
+        PM_MISSING(name);                                                                                              \
         CUresult result = ((CUresult (*)(CUstream, CUgraph *))pm_real[PM_HOOK_##name])(stream, graph);                 \
         if (capture_ended(result))                                                                                     \
             capture_ends();                                                                                            \
@@ -268,3 +272,14 @@ static bool capture_ended(CUresult result) {
     }
 END_CAPTURE(cuStreamEndCapture)
 END_CAPTURE(cuStreamEndCapture_ptsz)
+
+#define END_CAPTURE_CIG(name)                                                                                          \
+    PM_EXPORT CUresult name(CUstream stream) {                                                                         \
+        PM_MISSING(name);                                                                                              \
+        CUresult result = ((CUresult (*)(CUstream))pm_real[PM_HOOK_##name])(stream);                                   \
+        if (capture_ended(result))                                                                                     \
+            capture_ends();                                                                                            \
+        return result;                                                                                                 \
+    }
+END_CAPTURE_CIG(cuStreamEndCaptureToCig)
+END_CAPTURE_CIG(cuStreamEndCaptureToCig_ptsz)

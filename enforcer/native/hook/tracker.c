@@ -286,14 +286,29 @@ void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key) {
         pm_poke(&lane->tainted, 1);
 }
 
+static bool worth_ending(const struct pm_lane *lane) {
+    uint64_t work = pm_peek(&lane->open_work);
+    return pm_work_launches(work) >= TAIL_LAUNCHES || pm_work_ns(work) >= TAIL_NS;
+}
+
 void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_key) {
     struct pm_lane *lane = pm_lane_find(tracker, lane_key);
-    if (!lane || (pm_work_launches(pm_peek(&lane->open_work)) < TAIL_LAUNCHES &&
-                  pm_work_ns(pm_peek(&lane->open_work)) < TAIL_NS))
+    if (!lane || !worth_ending(lane))
         return;
     pthread_mutex_lock(&tracker->lock);
     if (usable(tracker) && lane->open != PM_NO_MARK && pm_work_launches(pm_peek(&lane->open_work)))
         pm_lane_mark(tracker, lane, stream);
+    pthread_mutex_unlock(&tracker->lock);
+}
+
+void pm_tracker_close_all(struct pm_tracker *tracker, uint64_t lane_key, uint64_t other_threads) {
+    pthread_mutex_lock(&tracker->lock);
+    for (uint32_t i = 0; i < PM_LANES && usable(tracker); i++) {
+        struct pm_lane *lane = &tracker->lanes[i];
+        if (lane->key && lane->open != PM_NO_MARK && worth_ending(lane) &&
+            (lane->key == lane_key || (uint64_t)(uintptr_t)lane->stream != other_threads))
+            pm_lane_mark(tracker, lane, lane->stream);
+    }
     pthread_mutex_unlock(&tracker->lock);
 }
 

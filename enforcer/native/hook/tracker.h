@@ -166,6 +166,8 @@ void pm_launch_end(struct pm_launch *launch, bool launched);
 void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key);
 /* Before the program waits for the stream (NULL tail: for everything); ends an open segment worth measuring. */
 void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_key);
+/* The same before it waits for all there is. `other_threads`: as below. */
+void pm_tracker_close_all(struct pm_tracker *tracker, uint64_t lane_key, uint64_t other_threads);
 /*
  * The program is held from launching: ends what is open in all streams, however short, so that it is measured
  * meanwhile. A stream handle that means another stream in each thread is `other_threads`; of these only the one with

@@ -1,6 +1,7 @@
 /* Arrays and mipmapped arrays: memory of the card with a shape. Copies fill and read them; nothing
- * samples them. */
+ * samples them. One whose memory is mapped later, or that is sparse, takes none of the card. */
 #include "array.h"
+#include "share.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,8 @@ struct CUmipmappedArray_st {
     int device;
     size_t bytes;
     CUdeviceptr at; /* of the first level; the others follow */
+    struct CUctx_st *ctx;
+    unsigned flags;
     unsigned levels;
     struct CUarray_st *level[16];
 };
@@ -34,6 +37,21 @@ static size_t element_bytes(CUarray_format format) {
 
 size_t array_row(const struct CUarray_st *a) {
     return a->shape.Width * element_bytes(a->shape.Format) * a->shape.NumChannels;
+}
+
+size_t array_element_bytes(const struct CUarray_st *a) {
+    return element_bytes(a->shape.Format) * a->shape.NumChannels;
+}
+
+bool array_deferred(CUarray a) {
+    return array_valid(a) && a->shape.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING;
+}
+
+/* Of the current context, and gone with it. */
+static CUresult take(CUdeviceptr *at, size_t bytes, unsigned flags) {
+    struct CUctx_st *ctx = current_context();
+    bool later = flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING);
+    return memory_allocate(at, bytes, ctx->device, ctx, ALLOCATION_ARRAY, later ? 0 : bytes);
 }
 
 static size_t shape_pitch(const CUDA_ARRAY3D_DESCRIPTOR *s) {
@@ -64,8 +82,9 @@ static CUresult make(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
                              .device = current_context()->device,
                              .bytes = shape_bytes(shape),
                              .pitch = shape_pitch(shape),
+                             .ctx = current_context(),
                              .shape = *shape};
-    rc = memory_allocate(&a->at, a->bytes, a->device, NULL, ALLOCATION_ARRAY, a->bytes);
+    rc = take(&a->at, a->bytes, shape->Flags);
     if (rc != CUDA_SUCCESS) {
         free(a);
         return rc;
@@ -87,12 +106,34 @@ CUresult CUDAAPI cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *fla
     return make(out, &shape);
 }
 
+CUresult CUDAAPI cuArray3DCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *old) {
+    ENTER(cuArray3DCreate);
+    REQUIRE(old != NULL, CUDA_ERROR_INVALID_VALUE);
+    CUDA_ARRAY3D_DESCRIPTOR shape = {.Width = old->Width,
+                                     .Height = old->Height,
+                                     .Depth = old->Depth,
+                                     .Format = old->Format,
+                                     .NumChannels = old->NumChannels,
+                                     .Flags = old->Flags};
+    return make(out, &shape);
+}
+
+CUresult CUDAAPI cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *old) {
+    ENTER(cuArrayCreate);
+    REQUIRE(old != NULL, CUDA_ERROR_INVALID_VALUE);
+    CUDA_ARRAY3D_DESCRIPTOR shape = {
+        .Width = old->Width, .Height = old->Height, .Format = old->Format, .NumChannels = old->NumChannels};
+    return make(out, &shape);
+}
+
 CUresult CUDAAPI cuArrayDestroy(CUarray a) {
     ENTER(cuArrayDestroy);
     REQUIRE(a != NULL && a->magic == MAGIC_ARRAY && a->owner == NULL, CUDA_ERROR_INVALID_HANDLE);
-    memory_release(a->at);
-    a->magic = 0;
-    free(a);
+    if (array_deferred(a))
+        array_unmapped(a);
+    if (context_valid(a->ctx))
+        memory_release(a->at);
+    a->magic = 0; /* stays allocated: a stale handle is refused, not followed */
     return CUDA_SUCCESS;
 }
 
@@ -119,6 +160,7 @@ CUresult CUDAAPI cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *ou
     ENTER_DEVICE(cuArrayGetMemoryRequirements, dev);
     REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(a != NULL && a->magic == MAGIC_ARRAY, CUDA_ERROR_INVALID_HANDLE);
+    REQUIRE(array_deferred(a), CUDA_ERROR_INVALID_VALUE); /* told of no others */
     memset(out, 0, sizeof *out);
     out->size = a->bytes;
     out->alignment = 65536;
@@ -136,6 +178,8 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3
     REQUIRE(mip != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     mip->magic = MAGIC_MIPMAP;
     mip->device = current_context()->device;
+    mip->ctx = current_context();
+    mip->flags = shape->Flags;
     CUDA_ARRAY3D_DESCRIPTOR level = *shape;
     bool ok = true;
     for (unsigned i = 0; ok && i < levels; i++) {
@@ -147,6 +191,7 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3
                                  .device = mip->device,
                                  .bytes = shape_bytes(&level),
                                  .pitch = shape_pitch(&level),
+                                 .ctx = current_context(),
                                  .shape = level,
                                  .owner = mip};
         mip->level[mip->levels++] = a;
@@ -155,8 +200,7 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3
         level.Height = level.Height > 1 ? level.Height / 2 : level.Height;
         level.Depth = level.Depth > 1 ? level.Depth / 2 : level.Depth;
     }
-    rc = ok ? memory_allocate(&mip->at, mip->bytes, mip->device, NULL, ALLOCATION_ARRAY, mip->bytes)
-            : CUDA_ERROR_OUT_OF_MEMORY;
+    rc = ok ? take(&mip->at, mip->bytes, mip->flags) : CUDA_ERROR_OUT_OF_MEMORY;
     if (rc != CUDA_SUCCESS) {
         for (unsigned i = 0; i < mip->levels; i++)
             free(mip->level[i]);
@@ -183,6 +227,7 @@ CUresult CUDAAPI cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIRE
     ENTER_DEVICE(cuMipmappedArrayGetMemoryRequirements, dev);
     REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(mip != NULL && mip->magic == MAGIC_MIPMAP, CUDA_ERROR_INVALID_HANDLE);
+    REQUIRE(mip->flags & CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ERROR_INVALID_VALUE);
     memset(out, 0, sizeof *out);
     out->size = mip->bytes;
     out->alignment = 65536;
@@ -192,12 +237,10 @@ CUresult CUDAAPI cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIRE
 CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray mip) {
     ENTER(cuMipmappedArrayDestroy);
     REQUIRE(mip != NULL && mip->magic == MAGIC_MIPMAP, CUDA_ERROR_INVALID_HANDLE);
-    memory_release(mip->at);
-    for (unsigned i = 0; i < mip->levels; i++) {
+    if (context_valid(mip->ctx))
+        memory_release(mip->at);
+    for (unsigned i = 0; i < mip->levels; i++)
         mip->level[i]->magic = 0;
-        free(mip->level[i]);
-    }
-    mip->magic = 0;
-    free(mip);
+    mip->magic = 0; /* as above */
     return CUDA_SUCCESS;
 }

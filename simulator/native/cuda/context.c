@@ -48,6 +48,8 @@ void context_drop(struct CUctx_st *ctx) {
     ctx->streams = NULL;
     ctx->legacy = NULL;
     memory_drop_context(ctx);
+    if (ctx->primary)
+        graph_memory_drop(ctx->device);
     machine_enter(cuda.m);
     context_destroy(cuda.m, ctx->slot);
     machine_unlock(cuda.m);

@@ -1,16 +1,8 @@
 /* Copies of boxes and of arrays: every row moves on its own, the time is that of all bytes. */
 #include "array.h"
 
-struct side {
-    CUmemorytype type;
-    const void *host;
-    CUdeviceptr device;
-    CUarray array;
-    size_t pitch, height, x, y, z;
-};
-
 /* Where the box begins; an array has its pitch and height itself, and the box must lie inside it. */
-static CUresult side_start(struct side *s, size_t width, size_t height, size_t depth, char **out) {
+static CUresult side_start(struct copy_side *s, size_t width, size_t height, size_t depth, char **out) {
     char *base = s->type == CU_MEMORYTYPE_HOST ? (char *)(uintptr_t)s->host : (char *)AT(s->device);
     if (s->type == CU_MEMORYTYPE_ARRAY) {
         const struct CUarray_st *a = s->array;
@@ -26,8 +18,8 @@ static CUresult side_start(struct side *s, size_t width, size_t height, size_t d
     return CUDA_SUCCESS;
 }
 
-static CUresult copy_box(struct side *from, struct side *to, size_t width, size_t height, size_t depth, CUstream handle,
-                         bool wait) {
+CUresult copy_box(struct copy_side *from, struct copy_side *to, size_t width, size_t height, size_t depth,
+                  CUstream handle, bool wait) {
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
@@ -76,13 +68,13 @@ static CUresult copy_box(struct side *from, struct side *to, size_t width, size_
 
 static CUresult copy_2d(const CUDA_MEMCPY2D *p, CUstream stream, bool wait) {
     REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
-    struct side from = SIDE(p, src, 0, 0), to = SIDE(p, dst, 0, 0);
+    struct copy_side from = SIDE(p, src, 0, 0), to = SIDE(p, dst, 0, 0);
     return copy_box(&from, &to, p->WidthInBytes, p->Height, 1, stream, wait);
 }
 
 static CUresult copy_3d(const CUDA_MEMCPY3D *p, CUstream stream, bool wait) {
     REQUIRE(p != NULL && p->srcLOD == 0 && p->dstLOD == 0, CUDA_ERROR_INVALID_VALUE);
-    struct side from = SIDE(p, src, p->srcHeight, p->srcZ), to = SIDE(p, dst, p->dstHeight, p->dstZ);
+    struct copy_side from = SIDE(p, src, p->srcHeight, p->srcZ), to = SIDE(p, dst, p->dstHeight, p->dstZ);
     return copy_box(&from, &to, p->WidthInBytes, p->Height, p->Depth, stream, wait);
 }
 
@@ -114,7 +106,7 @@ CUresult CUDAAPI cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *p, CUstream stream) {
 /* --- arrays of one dimension -------------------------------------------------------------------------------------- */
 
 /* One row, from or to an array of one dimension; offsets are in bytes. */
-static CUresult copy_row(struct side from, struct side to, size_t bytes, CUstream stream, bool wait) {
+static CUresult copy_row(struct copy_side from, struct copy_side to, size_t bytes, CUstream stream, bool wait) {
     REQUIRE(from.type != CU_MEMORYTYPE_ARRAY || (array_valid(from.array) && from.array->shape.Height == 0),
             CUDA_ERROR_INVALID_VALUE);
     REQUIRE(to.type != CU_MEMORYTYPE_ARRAY || (array_valid(to.array) && to.array->shape.Height == 0),
@@ -122,9 +114,9 @@ static CUresult copy_row(struct side from, struct side to, size_t bytes, CUstrea
     return copy_box(&from, &to, bytes, 1, 1, stream, wait);
 }
 
-#define IN_ARRAY(a, offset) ((struct side){.type = CU_MEMORYTYPE_ARRAY, .array = (a), .x = (offset)})
-#define ON_HOST(pointer) ((struct side){.type = CU_MEMORYTYPE_HOST, .host = (pointer)})
-#define ON_DEVICE(pointer) ((struct side){.type = CU_MEMORYTYPE_DEVICE, .device = (pointer)})
+#define IN_ARRAY(a, offset) ((struct copy_side){.type = CU_MEMORYTYPE_ARRAY, .array = (a), .x = (offset)})
+#define ON_HOST(pointer) ((struct copy_side){.type = CU_MEMORYTYPE_HOST, .host = (pointer)})
+#define ON_DEVICE(pointer) ((struct copy_side){.type = CU_MEMORYTYPE_DEVICE, .device = (pointer)})
 
 CUresult CUDAAPI cuMemcpyHtoA_v2(CUarray to, size_t offset, const void *from, size_t bytes) {
     ENTER(cuMemcpyHtoA_v2);

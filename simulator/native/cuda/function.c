@@ -29,7 +29,8 @@ CUresult CUDAAPI cuKernelGetName(const char **name, CUkernel kernel) {
 CUresult CUDAAPI cuFuncGetName(const char **name, CUfunction f) {
     ENTER(cuFuncGetName);
     REQUIRE(name != NULL, CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(kernel_valid((CUkernel)f), CUDA_ERROR_INVALID_HANDLE);
+    /* a kernel is asked its own way */
+    REQUIRE(kernel_valid((CUkernel)f) && f->module->ctx != NULL, CUDA_ERROR_INVALID_HANDLE);
     *name = f->name;
     return CUDA_SUCCESS;
 }

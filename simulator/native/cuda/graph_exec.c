@@ -202,12 +202,8 @@ static CUresult take_memory(struct CUgraphExec_st *e) {
     if (e->uploaded)
         return CUDA_SUCCESS;
     uint64_t bytes = graph_bytes(e->graph);
-    if (bytes > 0) {
-        machine_enter(cuda.m);
-        bool ok = memory_take(cuda.m, cuda.process, (uint32_t)e->ctx->device, bytes);
-        machine_unlock(cuda.m);
-        REQUIRE(ok, CUDA_ERROR_OUT_OF_MEMORY);
-    }
+    CUresult rc = bytes > 0 ? graph_memory_take(e->ctx->device, bytes) : CUDA_SUCCESS;
+    REQUIRE(rc == CUDA_SUCCESS, rc);
     e->charged = bytes;
     e->uploaded = true;
     return CUDA_SUCCESS;
@@ -234,11 +230,8 @@ CUresult CUDAAPI cuGraphExecGetFlags(CUgraphExec e, cuuint64_t *flags) {
 CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec e) {
     ENTER(cuGraphExecDestroy);
     REQUIRE(exec_valid(e), CUDA_ERROR_INVALID_VALUE);
-    if (e->charged > 0 && context_valid(e->ctx)) {
-        machine_enter(cuda.m);
-        memory_give(cuda.m, cuda.process, (uint32_t)e->ctx->device, e->charged);
-        machine_unlock(cuda.m);
-    }
+    if (e->charged > 0 && context_valid(e->ctx))
+        graph_memory_give(e->ctx->device, e->charged);
     e->magic = 0;
     graph_free(e->graph);
     free(e->ops);
@@ -409,9 +402,4 @@ CUresult CUDAAPI cuGraphNodeGetEnabled(CUgraphExec e, CUgraphNode n, unsigned in
     REQUIRE(own != NULL, CUDA_ERROR_INVALID_VALUE);
     *enabled = !own->disabled;
     return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice dev) {
-    ENTER_DEVICE(cuDeviceGraphMemTrim, dev);
-    return CUDA_SUCCESS; /* an executable's memory is returned with the executable */
 }

@@ -83,7 +83,7 @@ CUresult sim_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigne
                                                 .ctx = s->ctx};
         return capture_add(s, &work);
     }
-    return submit(s, launch_op(&l, s->ctx->device), NULL, true);
+    return submit(s, context_part(launch_op(&l, s->ctx->device), s->ctx), NULL, true);
 }
 
 CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,

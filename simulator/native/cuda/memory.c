@@ -189,7 +189,8 @@ static CUresult device_free(CUdeviceptr at) {
     cuda_lock();
     struct allocation *a = allocation_find((uintptr_t)at);
     bool ours = a != NULL && a->base == (uintptr_t)at && a->kind != ALLOCATION_HOST &&
-                a->kind != ALLOCATION_REGISTERED && a->kind != ALLOCATION_RESERVED;
+                a->kind != ALLOCATION_REGISTERED && a->kind != ALLOCATION_RESERVED && a->kind != ALLOCATION_ARRAY &&
+                a->kind != ALLOCATION_CODE && (a->kind != ALLOCATION_IMPORTED || a->flags == 0);
     enum allocation_kind kind = ours ? a->kind : ALLOCATION_DEVICE;
     struct CUctx_st *ctx = ours ? a->ctx : NULL;
     cuda_unlock();

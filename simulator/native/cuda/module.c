@@ -27,6 +27,12 @@ CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned i
     return image_load(image, current_context(), out);
 }
 
+CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule *out, const void *image) {
+    ENTER(cuModuleLoadFatBinary);
+    REQUIRE(context_valid(current_context()), CUDA_ERROR_INVALID_CONTEXT);
+    return image_load(image, current_context(), out);
+}
+
 static void unlink_module(struct CUmod_st **list, struct CUmod_st *mod) {
     while (*list != NULL && *list != mod)
         list = &(*list)->next;
@@ -44,13 +50,13 @@ CUresult CUDAAPI cuModuleUnload(CUmodule mod) {
     return CUDA_SUCCESS;
 }
 
-static CUresult find_function(const struct CUmod_st *mod, const char *name, struct CUfunc_st **out) {
+static CUresult find_function(struct CUmod_st *mod, const char *name, struct CUfunc_st **out) {
     REQUIRE(out != NULL && name != NULL, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(module_valid(mod), CUDA_ERROR_INVALID_HANDLE);
     for (struct CUfunc_st *f = mod->functions; f != NULL; f = f->next)
         if (strcmp(f->name, name) == 0) {
             *out = f;
-            return CUDA_SUCCESS;
+            return module_load_code(mod, mod->ctx != NULL ? mod->ctx : current_context());
         }
     return CUDA_ERROR_NOT_FOUND;
 }
@@ -104,7 +110,7 @@ CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr *at, size_t *bytes, CUmodule m
 CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
     ENTER(cuModuleGetLoadingMode);
     REQUIRE(mode != NULL, CUDA_ERROR_INVALID_VALUE);
-    *mode = CU_MODULE_LAZY_LOADING;
+    *mode = module_eager() ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
     return CUDA_SUCCESS;
 }
 

@@ -14,6 +14,9 @@ static inline bool kernel_valid(CUkernel k) {
 /* Reads an image into a module of `ctx`, or, with NULL, into a library. */
 CUresult image_load(const void *image, struct CUctx_st *ctx, struct CUmod_st **out);
 CUresult image_load_file(const char *path, struct CUctx_st *ctx, struct CUmod_st **out);
+bool module_eager(void);
+/* Its code comes to the card, unless it is there. */
+CUresult module_load_code(struct CUmod_st *mod, struct CUctx_st *ctx);
 void module_free(struct CUmod_st *mod);
 
 #endif

@@ -5,7 +5,9 @@
  *     kernel NAME fixed NS [waves] [width PPM]
  *     kernel NAME parameter [waves] [width PPM]     the length in ns is the first kernel parameter, a uint64
  *     global NAME BYTES
+ *     code BYTES                      of the card for its code, once loaded
  *
+ * Code is loaded with the module where CUDA_MODULE_LOADING is EAGER, else when a function of it is first asked for.
  * `waves`: the length is that of one wave of blocks (one block per SM), so larger grids take longer. `width`: the part
  * of the card the kernel fills; without it, its blocks over the SMs, at most the whole card.
  */
@@ -21,14 +23,15 @@ void module_free(struct CUmod_st *mod) {
         f->magic = 0;
         free(f);
     }
+    if (mod->code_at != 0)
+        memory_release(mod->code_at);
     for (struct module_global *g = mod->globals, *next; g != NULL; g = next) {
         next = g->next;
         if (g->at != 0)
             memory_release(g->at);
         free(g);
     }
-    mod->magic = 0;
-    free(mod);
+    mod->magic = 0; /* stays allocated: a stale handle is refused, not followed */
 }
 
 static bool add_kernel(struct CUmod_st *mod, char *line) {
@@ -94,6 +97,17 @@ static bool add_global(struct CUmod_st *mod, char *line) {
     return g->bytes > 0;
 }
 
+bool module_eager(void) {
+    const char *mode = getenv("CUDA_MODULE_LOADING");
+    return mode != NULL && strcmp(mode, "EAGER") == 0;
+}
+
+CUresult module_load_code(struct CUmod_st *mod, struct CUctx_st *ctx) {
+    if (mod->code == 0 || mod->code_at != 0 || !context_valid(ctx))
+        return CUDA_SUCCESS;
+    return memory_allocate(&mod->code_at, mod->code, ctx->device, ctx, ALLOCATION_CODE, charge_of(mod->code));
+}
+
 CUresult image_load(const void *image, struct CUctx_st *ctx, struct CUmod_st **out) {
     static const char mark[] = "poolmeter-sim-module 1";
     REQUIRE(image != NULL && out != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -124,6 +138,8 @@ CUresult image_load(const void *image, struct CUctx_st *ctx, struct CUmod_st **o
             ok = add_kernel(mod, line + 7);
         else if (strncmp(line, "global ", 7) == 0)
             ok = add_global(mod, line + 7);
+        else if (strncmp(line, "code ", 5) == 0)
+            ok = (mod->code = strtoull(line + 5, NULL, 10)) > 0;
         else
             ok = false;
         if (!ok)
@@ -134,6 +150,8 @@ CUresult image_load(const void *image, struct CUctx_st *ctx, struct CUmod_st **o
     CUresult rc = ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
     for (struct module_global *g = mod->globals; rc == CUDA_SUCCESS && ctx != NULL && g != NULL; g = g->next)
         rc = memory_allocate(&g->at, g->bytes, ctx->device, ctx, ALLOCATION_GLOBAL, charge_of(g->bytes));
+    if (rc == CUDA_SUCCESS && module_eager())
+        rc = module_load_code(mod, ctx != NULL ? ctx : current_context());
     if (rc != CUDA_SUCCESS) {
         module_free(mod);
         return rc;

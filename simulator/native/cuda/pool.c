@@ -1,5 +1,5 @@
 /* Stream-ordered allocation from memory pools. */
-#include "state.h"
+#include "share.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -107,6 +107,7 @@ static CUresult alloc_async(CUdeviceptr *out, size_t bytes, struct CUmemPoolHand
         REQUIRE(rc == CUDA_SUCCESS, rc);
     }
     REQUIRE(pool_valid(p), CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(!p->imported, CUDA_ERROR_NOT_PERMITTED); /* allocations are made by who owns the pool */
     if (capture_active(s)) {
         struct graph_work work = {.kind = WORK_ALLOC, .alloc_bytes = bytes, .device = p->device};
         rc = memory_allocate(&work.alloc, bytes, p->device, s->ctx, ALLOCATION_GRAPH, 0);
@@ -174,6 +175,15 @@ CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
     *out = pool_new(device, false);
     if (*out != NULL)
         (*out)->max_size = props->maxSize;
+    cuda_unlock();
+    return *out != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult pool_import(CUmemoryPool *out, int device) {
+    cuda_lock();
+    *out = pool_new(device, false);
+    if (*out != NULL)
+        (*out)->imported = true;
     cuda_unlock();
     return *out != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

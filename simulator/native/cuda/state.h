@@ -25,6 +25,8 @@ enum magic {
     MAGIC_ARRAY = 0x41525231,
     MAGIC_MIPMAP = 0x4d495031,
     MAGIC_PHYSICAL = 0x50485931,
+    MAGIC_EXTERNAL = 0x45585431,
+    MAGIC_GREEN = 0x47524e31,
 };
 
 struct CUctx_st {
@@ -41,6 +43,7 @@ struct CUctx_st {
     struct CUmod_st *modules;
     struct CUctx_st *next;
     CUfunc_cache cache;
+    unsigned sms; /* a part of the card's processors; 0: all */
 };
 
 struct CUstream_st {
@@ -110,6 +113,8 @@ struct CUmod_st {
     struct CUfunc_st *functions;
     struct module_global *globals;
     unsigned function_count;
+    size_t code; /* bytes of the card for its code, once it is loaded */
+    CUdeviceptr code_at;
     struct CUmod_st *next;
 };
 
@@ -123,6 +128,8 @@ enum allocation_kind {
     ALLOCATION_RESERVED, /* an address range */
     ALLOCATION_GLOBAL,
     ALLOCATION_ARRAY, /* no address of it reaches the program */
+    ALLOCATION_CODE,
+    ALLOCATION_IMPORTED, /* of another process, which holds the card's memory */
 };
 
 /* Of an allocation this much is really stored; what lies beyond reads as zeros. */
@@ -143,7 +150,7 @@ struct allocation {
 struct CUmemPoolHandle_st {
     uint32_t magic;
     int device;
-    bool is_default;
+    bool is_default, imported;
     uint64_t reserved, used, reserved_high, used_high, threshold, max_size;
     int reuse[3];
     struct CUmemPoolHandle_st *next;
@@ -259,6 +266,7 @@ struct launch {
 };
 CUresult launch_read(struct launch *out, CUfunction f, const unsigned grid[3], const unsigned block[3], unsigned shared,
                      void **params, void **extra);
+struct sim_op context_part(struct sim_op op, const struct CUctx_st *ctx);
 struct sim_op launch_op(const struct launch *launch, int device);
 CUresult sim_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                     unsigned shared, CUstream stream, void **params, void **extra, bool cooperative);
@@ -283,6 +291,9 @@ CUresult copy_submit(struct CUstream_st *stream, void *to, const void *from, siz
 struct sim_op copy_op(int device, enum sim_copy kind, size_t bytes); /* takes its time on a copy engine */
 struct sim_op fill_op(int device, size_t bytes);                     /* takes its time in the context's turn */
 enum sim_copy copy_kind(const void *to, const void *from);
+CUresult graph_memory_take(int device, uint64_t bytes); /* of the card, for an executable graph */
+void graph_memory_give(int device, uint64_t bytes);     /* stays with the graphs' pool until that is trimmed */
+void graph_memory_drop(int device);                     /* the primary context goes */
 
 /* graphs and capture */
 struct graph_work {

@@ -1,5 +1,5 @@
 /* Virtual memory management: address ranges, physical memory, mappings. */
-#include "state.h"
+#include "share.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +14,7 @@ struct physical {
     size_t bytes;
     unsigned handles, mappings;
     CUmemAllocationProp prop;
+    bool imported; /* another process holds the card's memory */
 };
 
 struct mapping {
@@ -34,7 +35,7 @@ static struct physical *physical_of(CUmemGenericAllocationHandle handle) {
 static void physical_release(struct physical *p) { /* under our lock */
     if (p->handles > 0 || p->mappings > 0)
         return;
-    if (p->device >= 0) {
+    if (p->device >= 0 && !p->imported) {
         machine_enter(cuda.m);
         memory_give(cuda.m, cuda.process, (uint32_t)p->device, p->bytes);
         machine_unlock(cuda.m);
@@ -121,6 +122,34 @@ CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, co
         }
     }
     *p = (struct physical){.magic = MAGIC_PHYSICAL, .device = device, .bytes = bytes, .handles = 1, .prop = *prop};
+    *out = (CUmemGenericAllocationHandle)(uintptr_t)p;
+    return CUDA_SUCCESS;
+}
+
+bool physical_mapped(CUmemGenericAllocationHandle handle, int by) {
+    struct physical *p = physical_of(handle);
+    if (p == NULL)
+        return false;
+    p->mappings = (unsigned)((int)p->mappings + by);
+    physical_release(p);
+    return true;
+}
+
+bool physical_about(CUmemGenericAllocationHandle handle, int *device, size_t *bytes) {
+    const struct physical *p = physical_of(handle);
+    if (p == NULL)
+        return false;
+    *device = p->device;
+    *bytes = p->bytes;
+    return true;
+}
+
+CUresult physical_import(CUmemGenericAllocationHandle *out, int device, size_t bytes) {
+    struct physical *p = calloc(1, sizeof *p);
+    REQUIRE(p != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    *p = (struct physical){.magic = MAGIC_PHYSICAL, .device = device, .bytes = bytes, .handles = 1, .imported = true};
+    p->prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    p->prop.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal_of(device)};
     *out = (CUmemGenericAllocationHandle)(uintptr_t)p;
     return CUDA_SUCCESS;
 }

@@ -103,6 +103,7 @@ class Allocation:
     host_memory_bytes: int | None = None
     decision_id: str | None = None
     on_fault: str = "refuse"
+    charge_copies: bool = False
     # pid and start time of the program that `poolmeter run` started; the enforcer releases the allocation when it has ended.
     owner_pid: int | None = None
     owner_start_ticks: int | None = None
