@@ -7,7 +7,6 @@ has its own folders and its own simulated machine.
 import contextlib
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from poolmeter.errors import Unavailable
 from poolmeter.report import write_whole
+from poolmeter.tokens import make_token
 
 READY_TIMEOUT_S = 60.0
 RESTART_PAUSE_S = 1.0
@@ -246,7 +246,7 @@ class Pool:
         return self._add(self._named("exporter", node), words, node.data, self.environment(node))
 
     def _token(self) -> list[str]:
-        """The option that names the token of this pool's acknowledgements, made once; none where the configuration names its own.
+        """The option that names the token of this pool's acknowledgements; none where the configuration names its own.
 
         Without one, whoever has an account on the machine could acknowledge records that no collector has.
         """
@@ -255,14 +255,7 @@ class Pool:
         config = load_config(self.config)
         if config.exporter.token_file is not None or config.collector.token_file is not None:
             return []
-        path = self.data / "token"
-        if not path.exists():
-            # Whole or not at all: a token that is half written is one nobody has.
-            fresh = path.with_suffix(f".{os.getpid()}")
-            with open(fresh, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                file.write(secrets.token_urlsafe(32) + "\n")
-            fresh.replace(path)
-        return ["--token-file", str(path)]
+        return ["--token-file", str(make_token(self.data))]
 
     def _exporter_port(self) -> int:
         from poolmeter.config import load_config

@@ -321,7 +321,7 @@ def test_the_collector_serves_and_documents_them(tmp_path: Path, hour: Any) -> N
     data = CollectorData(tmp_path)
     publish_records(data.store, hour.records, now_us=DAY.end_us)
     with OpenStore(data.store) as opened, Books(data.books) as books:
-        app = create_app(ApiState(opened, books), routes(data.store))
+        app = create_app(ApiState(opened, books, "token"), routes(data.store))
         status, body = get(app, "/openapi.json")
         paths = json.loads(body)["paths"]
         assert status == 200 and paths["/v1/reports/usage"]["get"]["summary"] == "Who used what."
