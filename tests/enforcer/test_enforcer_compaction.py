@@ -96,7 +96,7 @@ def test_old_refusals_go_and_young_ones_stay() -> None:
     out = compact([line(event) for event in events], (), 20 * DAY_US)
     assert out is not None
     assert b'"reason":"11 events up to 11 are no longer here"' in out[0] and b'"sequence":0' in out[0]
-    assert [item for item in out[2:]] == [line(event) for event in events if event.at_us >= 20 * DAY_US - KEEP_US]
+    assert out[2:] == [line(event) for event in events if event.at_us >= 20 * DAY_US - KEEP_US]
     assert compact(out, (), 20 * DAY_US) is None  # nothing more to drop
     again = compact(out, (), 21 * DAY_US)
     assert again is not None and b'"reason":"12 events up to 12 are no longer here"' in again[0] and again[0] != out[0]
