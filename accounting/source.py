@@ -107,7 +107,9 @@ def unaccounted_warnings(connection: "duckdb.DuckDBPyConnection", period: Period
         warnings.append(f"{len(used) - MOST_WARNED} more devices: {hours(rest)} device-hours unaccounted; see usage --by device and --node")
     records, unmeasured = (sum(int(str(row[index])) for row in found) for index in (3, 4))
     if unmeasured:
-        warnings.append(f"use without the hook is unknown for {unmeasured} of {records} device records; what is said of it is the known part")
+        warnings.append(
+            f"use without the hook is unknown for {unmeasured} of {records} device records; what is said of it is the known part"
+        )
     return tuple(warnings)
 
 
