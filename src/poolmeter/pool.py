@@ -21,6 +21,7 @@ from poolmeter.tokens import make_token
 
 READY_TIMEOUT_S = 60.0
 RESTART_PAUSE_S = 1.0
+RESTART_MOST_S = 30.0  # between two starts of what keeps dying
 # A daemon that has run this long starts with the short pause again.
 SETTLED_S = 60.0
 # Long enough for a collector that pulls every second to fetch and acknowledge the last records.
@@ -123,6 +124,7 @@ class Pool:
     dashboard_port: int | None = None
     interval_s: float = 1.0
     restart_pause_s: float = RESTART_PAUSE_S
+    restart_most_s: float = RESTART_MOST_S
     daemons: dict[str, Daemon] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -183,7 +185,7 @@ class Pool:
             now = time.monotonic()
             if daemon.restart_at == 0.0:
                 daemon.restarts = 0 if now - daemon.started_at > SETTLED_S else daemon.restarts
-                daemon.restart_at = now + min(30.0, self.restart_pause_s * 2.0 ** min(daemon.restarts, 10))
+                daemon.restart_at = now + min(self.restart_most_s, self.restart_pause_s * 2.0 ** min(daemon.restarts, 10))
                 sys.stderr.write(
                     f"poolmeter: {daemon.name} ended with status {daemon.process.returncode} ({daemon.last_words()}); it is started again\n"
                 )
