@@ -18,9 +18,10 @@ from poolmeter.enforcer import allocations as disk
 from poolmeter.enforcer.actuators import actuator_of
 from poolmeter.enforcer.admission import OverCommit, admit_change, demand_of, find, occupancy, place
 from poolmeter.enforcer.changes import STEP, Changed, Owner, below_use, granted, released, resized, without_memory
+from poolmeter.enforcer.compaction import compact
 from poolmeter.enforcer.inventory import Device, DeviceInventory
 from poolmeter.enforcer.journal import Journal
-from poolmeter.enforcer.request import AllocationRequest, ResizeRequest, check_id, check_request, check_resize
+from poolmeter.enforcer.request import MAX_ALLOCATIONS, AllocationRequest, ResizeRequest, check_id, check_request, check_resize
 from poolmeter.errors import DataError, PoolmeterError, Refused, Unavailable
 from poolmeter.model.allocation import Allocation, AllocationState
 from poolmeter.model.decision import JournalEvent
@@ -87,6 +88,7 @@ class Book:
         try:
             with self._lock:
                 self._reconcile()
+                self._compact()
         except BaseException:
             self.close()
             raise
@@ -123,6 +125,8 @@ class Book:
         with self._lock:
             cards = occupancy(devices, self._allocations.values())
             try:
+                if len(self._allocations) >= MAX_ALLOCATIONS:
+                    raise Refused(f"this node has {len(self._allocations)} allocations, expected fewer than {MAX_ALLOCATIONS}")
                 actuator_of(request.mode).check(request)
                 slices = place(request, cards, self.over)
             except Refused as refusal:
@@ -217,6 +221,8 @@ class Book:
         Slots that have been dead for a while and that nobody has folded are folded, so that nothing of theirs stays reserved.
         """
         ended = []
+        with self._lock:
+            self._compact()
         for allocation in self.entries():
             folder = disk.folder_of(self.run, allocation.id)
             self._fold_dead(allocation.id)
@@ -230,6 +236,16 @@ class Book:
                 continue  # a process came in between, or somebody else released it
             ended.append(allocation.id)
         return tuple(ended)
+
+    def _compact(self) -> None:
+        if not self.journal.is_long:
+            return
+        there = {*self._allocations, *disk.published(self.run), *disk.staged(self.run)}
+        now = self.clock.wall_us()
+        try:
+            self.journal.rewrite(lambda lines: compact(lines, there, now))
+        except PoolmeterError as error:
+            log.error("%s", error)  # it goes on growing, and is tried again
 
     def _fold_dead(self, allocation_id: str) -> None:
         # Survivors fold at once, the exporter after it has read what each process used: both come first.

@@ -114,6 +114,20 @@ def test_errors_keep_their_kind(client: EnforcerClient) -> None:
         (b'{"version":1,"verb":"create","body":{"labels":{"tenant":"t"},"compute_ppm":1e9}}\n', "expected int"),
         (b'{"version":1,"verb":"create","body":{"labels":{"tenant":"t"},"compute_ppm":0}}\n', "expected 1 to 1000000"),
         (b'{"version":1,"verb":"create","body":{"labels":{"tenant":"t"},"devices":["0","0"]}}\n', "different"),
+        *(
+            (b'{"version":1,"verb":"create","body":{"labels":{"tenant":"t","project":%s}}}\n' % value, told)
+            for value, told in (
+                (b'"%s"' % (b"x" * 129), "expected 1 to 128 printable characters without outer spaces"),
+                (b'""', "project is ''"),
+                (b'" x"', "project is ' x'"),
+                (b'"a\\nb"', r"project is 'a\nb'"),
+                (b'"\\u0000"', r"project is '\x00'"),
+                (b'"\\ud800"', r"project is '\ud800'"),  # half a character
+                (b'"\\u202e"', r"project is '\u202e'"),  # turns the line round on a terminal
+                (b"7", "expected str"),
+                (b'["a","b"]', "expected str"),
+            )
+        ),
     ],
 )
 def test_a_request_that_is_not_one_is_answered_and_the_next_served(client: EnforcerClient, line: bytes, told: str) -> None:
