@@ -14,6 +14,7 @@ ACCOUNTING = (
     "charges",
     "clock",
     "estimates",
+    "guard",
     "lanes",
     "limiter",
     "marks",

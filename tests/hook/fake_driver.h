@@ -43,8 +43,7 @@ static int fake_query(void *event) {
 }
 
 static int fake_elapsed(float *ms, void *start, void *end) {
-    int64_t ns =
-        (int64_t)(pm_load(&((struct fake_event *)end)->at_ns) - pm_load(&((struct fake_event *)start)->at_ns));
+    int64_t ns = (int64_t)(pm_load(&((struct fake_event *)end)->at_ns) - pm_load(&((struct fake_event *)start)->at_ns));
     *ms = (float)((double)ns / 1e6);
     return 0;
 }

@@ -2,9 +2,9 @@
  * Processes of an allocation whose pages somebody scribbles over: fuzz FOLDER BOARD SEED ROUNDS [ONLY].
  *
  * Each round spoils copies of grant, meter and board in FOLDER (values, sizes, holes), then runs a process that
- * attaches, launches, takes memory and spoils words of its mapped pages as it goes. It may find itself inert or
- * refused; it must not be ended by a signal. A hold without end is an end in order. ONLY: that round alone. Prints how
- * many rounds there were and in how many of them the pages were taken for good.
+ * attaches, launches, takes memory, spoils words of its mapped pages as it goes, and truncates them. It may find itself
+ * inert or refused; it must not be ended by a signal. A hold without end is an end in order. ONLY: that round alone.
+ * Prints how many rounds there were and in how many of them the pages were taken for good.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -27,6 +27,7 @@
 static uint64_t dice, clock_ns = 1000000000000u;
 static uint32_t *attached, *beside; /* shared with the children: attached, and with a board */
 static int sleeps;
+static const char *meter_path, *board_path;
 
 static uint64_t roll(void) {
     dice = dice * 6364136223846793005u + 1442695040888963407u;
@@ -45,10 +46,30 @@ static void sleep_until(uint64_t until) {
 }
 
 static uint64_t odd_value(void) {
-    static const uint64_t values[] = {0,          1,           2,         63,         64,        65,
-                                      255,        256,         0x7f,      0x7fffffff, 1u << 31,  0xffffffff,
-                                      1ull << 32, 1ull << 36,  1ull << 62, 1ull << 63, INT64_MAX, UINT64_MAX,
-                                      UINT64_MAX - 1, 1000000, 999999,    20000000,   10000,     UINT64_MAX - 99};
+    static const uint64_t values[] = {0,
+                                      1,
+                                      2,
+                                      63,
+                                      64,
+                                      65,
+                                      255,
+                                      256,
+                                      0x7f,
+                                      0x7fffffff,
+                                      1u << 31,
+                                      0xffffffff,
+                                      1ull << 32,
+                                      1ull << 36,
+                                      1ull << 62,
+                                      1ull << 63,
+                                      INT64_MAX,
+                                      UINT64_MAX,
+                                      UINT64_MAX - 1,
+                                      1000000,
+                                      999999,
+                                      20000000,
+                                      10000,
+                                      UINT64_MAX - 99};
     uint64_t which = roll() % 32;
     return which < sizeof values / sizeof *values ? values[which] : roll() << 20 ^ roll();
 }
@@ -144,8 +165,6 @@ static void child(const char *folder) {
     alarm(30);
     pm_clock_use(now, sleep_until);
     setenv("POOLMETER_ALLOCATION_DIR", folder, 1);
-    if (!freopen("/dev/null", "w", stderr))
-        exit(2);
     struct pm_process *self = pm_self();
     if (!self)
         exit(0);
@@ -172,6 +191,8 @@ int main(int argc, char **argv) {
     snprintf(path, sizeof path, "%s/meter", argv[1]);
     struct page meter = load(path, 8192);
     struct page board = load(argv[2], 1024);
+    meter_path = meter.path;
+    board_path = board.path;
     for (uint64_t round = 0; round < rounds; round++) {
         if (argc > 5 && round != strtoull(argv[5], NULL, 10))
             continue;

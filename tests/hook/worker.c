@@ -10,6 +10,7 @@
  *   fork | clone | vfork        a child by that call; prints the slots of parent and child
  *   exit N                      N launches, then a normal exit
  *   fold-race                   attaches, prints ready, then sleeps
+ *   torn                        launches counted and memory taken for each line read; prints what it has
  *   close                       holds memory, closes all descriptors; each line read: goes on and prints its slot
  */
 #define _GNU_SOURCE
@@ -24,6 +25,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "board.h"
 #include "memory.h"
 #include "process.h"
 #include "slots.h"
@@ -80,6 +82,19 @@ int main(int argc, char **argv) {
     if (strcmp(mode, "fold-race") == 0) {
         report("ready");
         pause();
+    }
+    if (strcmp(mode, "torn") == 0) {
+        char line[16];
+        report("ready");
+        while (fgets(line, sizeof line, stdin)) {
+            int taken = pm_process_take(self, 0, PM_MEMORY_DEVICE, 1 << 20);
+            pm_add(&pm_process_counters(self, 0)->launches, 1);
+            pm_board_busy(self->boards[0], self->seats[0], 1);
+            pm_process_give_back(self, 0, PM_MEMORY_DEVICE, taken << 20);
+            printf("%s %llu\n", taken ? "taken" : "denied", (unsigned long long)pm_process_limits(self, 0).limit_ppm);
+            fflush(stdout);
+        }
+        return 0;
     }
     if (strcmp(mode, "close") == 0) {
         char line[16];

@@ -12,6 +12,7 @@
 
 #include "board.h"
 #include "clock.h"
+#include "guard.h"
 #include "memory.h"
 #include "settler.h"
 #include "slots.h"
@@ -82,6 +83,10 @@ static uint64_t hash_text(const char *text) {
 }
 
 static void refresh_limits(struct pm_process *self) {
+    if (pm_guard_torn() & PM_TORN_GRANT) { /* what it said last holds */
+        pm_store(&self->grant_generation, pm_load(&self->grant->generation));
+        return;
+    }
     struct pm_grant *copy = malloc(sizeof *copy);
     if (copy && self->grant && pm_grant_read(self->grant, copy)) {
         for (uint32_t d = 0; d < self->view.device_count; d++) {
@@ -113,6 +118,7 @@ static void map_boards(struct pm_process *self, bool own_folder) {
         char path[512];
         snprintf(path, sizeof path, own_folder ? "%s/devices/%s" : "%s/../../devices/%s", self->folder, self->uuids[d]);
         self->boards[d] = strchr(self->uuids[d], '/') ? NULL : pm_board_map(path, self->uuids[d]);
+        pm_guard_add(self->boards[d], sizeof(struct pm_board), PM_TORN_BOARD);
         self->seats[d] = pm_board_sit(self->boards[d], hash_text(self->folder) ^ (uint64_t)getpid() << 32);
         self->limiters[d].board = self->boards[d];
         self->limiters[d].seat = self->seats[d];
@@ -183,6 +189,10 @@ static uint32_t attach_locked(struct pm_process *self) {
         say(fault_text(fault), path);
         return failed;
     }
+    pm_guard_reset();
+    pm_guard_add(self->grant, sizeof *self->grant, PM_TORN_GRANT);
+    pm_guard_add(self->view.header, self->view.size, PM_TORN_METER);
+    pm_guard_install();
     for (uint32_t d = 0; d < self->view.device_count; d++) {
         memcpy(self->uuids[d], pm_view_device(&self->view, d)->uuid, PM_UUID_BYTES);
         self->uuids[d][PM_UUID_BYTES - 1] = 0;
@@ -253,9 +263,21 @@ struct pm_limits pm_process_limits(struct pm_process *self, uint32_t device) {
                               pm_peek(&now->show_memory), pm_peek(&now->charge_copies)};
 }
 
+/* Says so once. */
+static bool torn_away(struct pm_process *self) {
+    if (!(pm_guard_torn() & (PM_TORN_GRANT | PM_TORN_METER)))
+        return false;
+    if (!__atomic_exchange_n(&self->told_torn, 1, __ATOMIC_RELAXED))
+        say("a page was torn away: new device memory is denied, expected the page to stay as it was made",
+            self->folder);
+    return true;
+}
+
 bool pm_process_take(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes) {
     pm_process_keep_slot(self);
     uint64_t limit = pm_process_limits(self, device).memory_limit;
+    if (limit != PM_UNLIMITED && torn_away(self))
+        limit = 0; /* what the others hold is not known any more */
     pthread_mutex_lock(&self->memory_lock);
     bool taken = pm_memory_take(&self->view, self->slot, device, kind, bytes, limit);
     if (!taken) { /* a process that was killed may still hold what is missing */

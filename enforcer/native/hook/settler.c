@@ -63,7 +63,8 @@ void pm_settler_start(struct pm_process *self) {
     if (pthread_attr_init(&attributes) != 0)
         return;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all); /* the program's signals are for the program's threads */
+    sigfillset(&all);        /* the program's signals are for the program's threads */
+    sigdelset(&all, SIGBUS); /* but a fault of its own, blocked, ends the process */
     pthread_sigmask(SIG_SETMASK, &all, &old);
     if (pthread_create(&thread, &attributes, settle_for_ever, self) == 0)
         pthread_setname_np(thread, "poolmeter");
