@@ -132,11 +132,21 @@ static const char *fault_text(enum pm_page_fault fault) {
         return "page is absent, expected a file";
     case PM_PAGE_DENIED:
         return "page cannot be opened, expected permission to";
-    case PM_PAGE_VERSION:
-        return "page has another ABI version, expected 1.x";
     default:
         return "file is no page of poolmeter, expected one";
     }
+}
+
+static void say_fault(enum pm_page_fault fault, const char *path) {
+    uint32_t found[4] = {0}; /* grant and meter begin alike: magic, then the two numbers */
+    int fd = fault == PM_PAGE_VERSION ? pm_open_page(path, O_RDONLY) : -1;
+    if (fd >= 0 && pread(fd, found, sizeof found, 0) == (ssize_t)sizeof found)
+        fprintf(stderr, "poolmeter: page %s has ABI version %u.%u, expected %d.x\n", path, found[2], found[3],
+                PM_ABI_MAJOR);
+    else
+        say(fault_text(fault), path);
+    if (fd >= 0)
+        close(fd);
 }
 
 static int open_for_lock(const char *folder) {
@@ -186,7 +196,7 @@ static uint32_t attach_locked(struct pm_process *self) {
         fault = pm_view_map(path, &self->view);
     }
     if (fault != PM_PAGE_OK) {
-        say(fault_text(fault), path);
+        say_fault(fault, path);
         return failed;
     }
     pm_guard_reset();
