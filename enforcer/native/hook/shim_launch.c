@@ -15,6 +15,12 @@ static enum capture capture_of(CUstream stream) {
         return NOT_CAPTURING;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = PM_NEED(cuStreamIsCapturing)(stream, &status);
+    if (result != CUDA_SUCCESS &&
+        (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)) {
+        struct pm_process *self = pm_self();
+        if (self)
+            pm_add(&self->view.header->faults, 1);
+    }
     return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE ? NOT_CAPTURING : CAPTURING;
 }
 
@@ -139,8 +145,10 @@ PM_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list
     struct pm_process *self = pm_self();
     for (unsigned i = 0; self && result == CUDA_SUCCESS && i < count && pm_need[PM_NEED_cuStreamGetCtx]; i++) {
         CUcontext handle = NULL;
-        if (PM_NEED(cuStreamGetCtx)(list[i].hStream, &handle) != CUDA_SUCCESS)
+        if (PM_NEED(cuStreamGetCtx)(list[i].hStream, &handle) != CUDA_SUCCESS) {
+            pm_add(&self->view.header->faults, 1);
             continue;
+        }
         for (uint32_t k = 0; k < pm_load(&self->context_count); k++) {
             struct pm_context *context = self->contexts[k];
             if (pm_load(&context->handle) != handle)
