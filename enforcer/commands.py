@@ -14,6 +14,7 @@ from pathlib import Path
 
 from poolmeter import report
 from poolmeter.config import Config, NodeSection, load_config
+from poolmeter.enforcer import namespace
 from poolmeter.enforcer.admission import OverCommit
 from poolmeter.enforcer.book import Book
 from poolmeter.enforcer.daemon import Daemon
@@ -121,6 +122,8 @@ async def _serve(daemon: Daemon, ready_file: Path | None) -> None:
     try:
         await daemon.serve(stop, ready)
     finally:
+        if not daemon.book.entries():
+            namespace.leave_no_preload(daemon.book.run.root)
         daemon.book.close()
 
 
