@@ -217,6 +217,7 @@ class Book:
         Slots that have been dead for a while and that nobody has folded are folded, so that nothing of theirs stays reserved.
         """
         ended = []
+        disk.remove_torn_boards(self.run)
         for allocation in self.entries():
             folder = disk.folder_of(self.run, allocation.id)
             self._fold_dead(allocation.id)

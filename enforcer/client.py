@@ -34,7 +34,7 @@ class EnforcerClient:
         return tuple(from_plain(Allocation, row) for row in self._ask("list", {})["rows"])
 
     def show(self, allocation_id: str) -> dict[str, Any]:
-        """`allocation`, and `processes` and `memory_used_bytes` as its meter tells them."""
+        """`allocation`; `processes`, `memory_used_bytes` and `hook_faults` as its meter tells them; `meter_trouble`, why it does not (None: it does)."""
         return dict(self._ask("show", IdBody(allocation_id)))
 
     def resize(self, request: ResizeRequest) -> tuple[Allocation, tuple[str, ...]]:

@@ -186,9 +186,11 @@ class AllocationShow:
             "processes": len(answer["processes"]),
             "pids": [item["pid"] for item in answer["processes"]],
             "memory_used_bytes": answer["memory_used_bytes"],
+            "hook_faults": answer["hook_faults"],
             "owner_pid": allocation.owner_pid,
         }
-        _write(args, [(_name(node), allocation)], totals)
+        warnings = () if answer["meter_trouble"] is None else (str(answer["meter_trouble"]),)
+        _write(args, [(_name(node), allocation)], totals, warnings)
         return 0
 
 

@@ -150,10 +150,13 @@ class Daemon:
         allocation = self._authorise(record(IdBody, body, "show").id, peer, "show")
         folder = disk.folder_of(self.book.run, allocation.id)
         slots = disk.live_slots(folder)
+        meter = disk.meter_state(folder)
         return {
             "allocation": to_plain(allocation),
             "processes": [{"pid": slot.pid, "command": slot.comm, "uid": slot.uid} for slot in slots],
-            "memory_used_bytes": disk.memory_in_use(folder),
+            "memory_used_bytes": meter.memory_used_bytes,
+            "hook_faults": meter.hook_faults,
+            "meter_trouble": meter.trouble,
         }
 
     def _create(self, body: dict[str, object], peer: Peer) -> Any:

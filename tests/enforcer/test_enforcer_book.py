@@ -188,6 +188,17 @@ def test_a_spoiled_meter_holds_no_promise(open_book, agree) -> None:
     assert book.tend() == (allocation.id,)
 
 
+def test_a_board_that_somebody_spoiled_makes_room_for_a_new_one(open_book) -> None:
+    book = open_book()
+    whole, torn, linked, unfinished = (book.run.devices / name for name in ("GPU-1", "GPU-2", "GPU-3", "GPU-4.123"))
+    whole.write_bytes(bytes(layout.Board()))
+    torn.write_bytes(b"x")
+    linked.symlink_to("/etc/passwd")
+    unfinished.write_bytes(b"x")
+    book.tend()
+    assert sorted(path.name for path in book.run.devices.iterdir()) == ["GPU-1", "GPU-4.123"]
+
+
 def test_one_enforcer_a_run_folder(open_book, cards, tmp_path: Path) -> None:
     book = open_book()
     with pytest.raises(Unavailable, match="has an enforcer already"):

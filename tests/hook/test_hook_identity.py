@@ -15,6 +15,7 @@ import pytest
 
 from poolmeter.native import native_path
 from poolmeter.pages import layout
+from poolmeter.pages.errors import PageVersionError
 from poolmeter.pages.grant import DeviceGrant, Grant, write_grant
 from poolmeter.pages.meter import MeterReading, create_meter, read_meter, reclaim
 from poolmeter.simulator.machine import Machine
@@ -407,6 +408,43 @@ def test_a_changed_limit_has_settled_within_a_second(pair: Callable[..., Pair], 
     here = pair()
     folder = here.allocation("a", DeviceGrant(here.uuids[0], 300_000))
     assert here.answer(folder, RESIZED, str(us * 1000)) == pytest.approx([30, 70, 30], abs=2)
+
+
+@pytest.mark.parametrize("page", ["grant", "meter"])
+def test_a_page_of_another_version_is_named_with_both_versions_and_counted(pair: Callable[..., Pair], page: str) -> None:
+    here = pair()
+    folder = here.allocation("a", DeviceGrant(here.uuids[0], 300_000))
+    with (folder / page).open("r+b") as file:
+        file.seek(8)
+        file.write((7).to_bytes(4, "little") + (2).to_bytes(4, "little"))
+    hook = {"LD_PRELOAD": str(native_path("libpoolmeter_hook.so")), "POOLMETER_ALLOCATION_DIR": str(folder)}
+    words = [str(tenant_program("gpa")), *TenantPlan(1000, 0.05).words()]
+    for on_fault, code in (("run", 0), ("refuse", 3)):
+        environment = here.machine.environment() | hook | {"POOLMETER_ON_FAULT": on_fault}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code
+        assert f"poolmeter: page {folder / page} has ABI version 7.2, expected 1.x\n" in done.stderr
+    if page == "grant":
+        assert read_meter(folder / "meter").faults == 2
+    else:
+        with pytest.raises(PageVersionError, match=r"has ABI version 7\.2, expected 1\.x"):
+            read_meter(folder / "meter")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+def test_a_page_without_permission_is_named(pair: Callable[..., Pair], tmp_path: Path) -> None:
+    here = pair()
+    folder = here.allocation("a", DeviceGrant(here.uuids[0], 300_000))
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    here.machine.file.chmod(0o666)
+    (folder / "meter").chmod(0o600)
+    hook = {"LD_PRELOAD": str(native_path("libpoolmeter_hook.so")), "POOLMETER_ALLOCATION_DIR": str(folder)}
+    other = ["setpriv", "--reuid", "4242", "--regid", "4242", "--clear-groups"]
+    words = [*other, str(tenant_program("gpa")), *TenantPlan(1000, 0.05).words()]
+    done = subprocess.run(words, env=here.machine.environment() | hook, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert f"poolmeter: page cannot be opened, expected permission to: {folder / 'meter'}\n" in done.stderr
 
 
 # ---- launches that do not end ---------------------------------------------------------------------------------------

@@ -149,6 +149,17 @@ static void say_fault(enum pm_page_fault fault, const char *path) {
         close(fd);
 }
 
+/* In the meter, where there is one: who cannot attach has no slot. */
+static void count_fault(const char *folder) {
+    char path[512];
+    struct pm_view view;
+    snprintf(path, sizeof path, "%s/meter", folder);
+    if (pm_view_map(path, &view) == PM_PAGE_OK) {
+        pm_add(&view.header->faults, 1);
+        pm_view_unmap(&view);
+    }
+}
+
 static int open_for_lock(const char *folder) {
     char path[512];
     snprintf(path, sizeof path, "%s/meter", folder);
@@ -197,6 +208,7 @@ static uint32_t attach_locked(struct pm_process *self) {
     }
     if (fault != PM_PAGE_OK) {
         say_fault(fault, path);
+        count_fault(folder);
         return failed;
     }
     pm_guard_reset();
@@ -211,6 +223,7 @@ static uint32_t attach_locked(struct pm_process *self) {
     self->lock_fd = open_for_lock(self->folder);
     if (self->lock_fd < 0) {
         say("page cannot be opened again, expected permission to", path);
+        pm_add(&self->view.header->faults, 1);
         return failed;
     }
     struct pm_identity identity;
