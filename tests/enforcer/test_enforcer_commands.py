@@ -145,6 +145,8 @@ def test_show_says_what_a_hook_could_not_do_and_what_a_meter_cannot_say(node) ->
         (["show", "nonsense"], 2, "allocation id is 'nonsense'"),
         (["show", "a-0000000000-0123456789ab"], 1, "not on this node"),
         (["resize", "a-0000000000-0123456789ab", "--compute", "10"], 1, "not on this node"),
+        (["resize", "a-0000000000-0123456789ab", "--compute", "0"], 2, "percentage above 0"),
+        (["resize", "a-0000000000-0123456789ab", "--compute", "101"], 2, "at most 100"),
         (["release", "a-0000000000-0123456789ab"], 1, "not on this node"),
         (["list", "--run", "/nonexistent"], 3, "no enforcer answers at /nonexistent/enforcer.sock"),
     ],

@@ -447,6 +447,52 @@ def test_a_page_without_permission_is_named(pair: Callable[..., Pair], tmp_path:
     assert f"poolmeter: page cannot be opened, expected permission to: {folder / 'meter'}\n" in done.stderr
 
 
+# ---- every way to launch --------------------------------------------------------------------------------------------
+
+SPELLED = """
+d = Driver(); d.open(0); f = d.function()
+call, stream = sys.argv[1], {"own": d.stream(), "null": 0, "legacy": 1, "per-thread": 2}[sys.argv[2]]
+class Config(ctypes.Structure):
+    _fields_ = [*((f"n{i}", ctypes.c_uint) for i in range(7)), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint)]
+length = ctypes.c_uint64(500_000)
+params = (ctypes.c_void_p * 1)(ctypes.addressof(length))
+handle = stream if isinstance(stream, ctypes.c_void_p) else ctypes.c_void_p(stream)
+config = Config(64, 1, 1, 128, 1, 1, 0, handle, None, 0)
+begin = d.now_ns()
+for _ in range(1500):
+    if "Ex" in call:
+        d(call, ctypes.byref(config), f, params, None)
+    elif "Cooperative" in call:
+        d(call, f, 64, 1, 1, 128, 1, 1, 0, handle, params)
+    else:
+        d(call, f, 64, 1, 1, 128, 1, 1, 0, handle, params, None)
+d("cuCtxSynchronize")
+print(json.dumps({"took": d.now_ns() - begin}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "stream"),
+    [
+        ("cuLaunchKernel", "null"),
+        ("cuLaunchKernel", "legacy"),
+        ("cuLaunchKernel", "per-thread"),
+        ("cuLaunchKernel_ptsz", "null"),
+        ("cuLaunchKernelEx", "own"),
+        ("cuLaunchKernelEx_ptsz", "null"),
+        ("cuLaunchCooperativeKernel", "own"),
+        ("cuLaunchCooperativeKernel_ptsz", "null"),
+    ],
+)
+def test_every_launch_call_and_stream_is_held_to_the_limit(pair: Callable[..., Pair], call: str, stream: str) -> None:
+    here = pair()
+    folder = here.allocation("a", DeviceGrant(here.uuids[0], 400_000))
+    took = here.answer(folder, SPELLED, call, stream)["took"]
+    assert 1500 * 500_000 / took == pytest.approx(0.4, abs=0.01)
+    counters = read_meter(folder / "meter").total(here.uuids[0])
+    assert (counters.launches, counters.busy_ns) == (1500, pytest.approx(1500 * 500_000, rel=0.01))
+
+
 # ---- launches that do not end ---------------------------------------------------------------------------------------
 
 
