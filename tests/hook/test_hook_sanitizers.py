@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 SEED = int(os.environ.get("POOLMETER_SEED", "1"))
 
 # Words of a lane that its own thread reads without the tracker's lock are written under it as plain, whole words.
-SUPPRESSED = "race:open_segment\nrace:abandon_segment\nrace:pm_tracker_rested\nrace:make_lane\n"
+SUPPRESSED = "race:open_segment\nrace:abandon_segment\nrace:pm_tracker_rested\nrace:make_lane\nrace:end_segment\n"
 
 
 def allocation(root: Path, devices: int = 1) -> Path:
