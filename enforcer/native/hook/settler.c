@@ -42,9 +42,11 @@ static void *settle_for_ever(void *argument) {
     while (pm_load(&self->state) == PM_ATTACHED) {
         bool pending = false;
         pm_process_keep_slot(self);
-        for (uint32_t i = 0; i < pm_load(&self->context_count); i++)
-            if (pm_load(&self->contexts[i]->handle))
-                pending |= pm_tracker_look_in(&self->contexts[i]->tracker, self->contexts[i]->handle);
+        for (uint32_t i = 0; i < pm_load(&self->context_count); i++) {
+            void *handle = pm_load(&self->contexts[i]->handle);
+            if (handle)
+                pending |= pm_tracker_look_in(&self->contexts[i]->tracker, handle);
+        }
         if (!pending) {
             __atomic_store_n(&self->settler, 1, __ATOMIC_SEQ_CST);
             struct timespec most = {.tv_sec = 1}; /* a wake-up may be missed, and then costs a second */
