@@ -336,23 +336,24 @@ static struct pm_context *new_context(void) {
 }
 
 /* A tracker that has served another context may be looked at by other threads just now: its lock stays what it is. */
-static void start_tracker(struct pm_process *self, struct pm_tracker *tracker, bool fresh, uint32_t device,
+static bool start_tracker(struct pm_process *self, struct pm_tracker *tracker, bool fresh, uint32_t device,
                           const struct pm_driver *driver) {
     _Static_assert(offsetof(struct pm_tracker, lock) == 0, "the lock comes first");
     struct pm_tracker *made = fresh ? tracker : aligned_alloc(_Alignof(struct pm_tracker), sizeof *made);
     if (!made)
-        made = tracker;
+        return false;
     pm_tracker_init(made, driver, pm_process_counters(self, device));
     made->limiter = &self->limiters[device];
     made->board = self->boards[device];
     made->seat = self->seats[device];
     made->settler = &self->settler;
     if (made == tracker)
-        return;
+        return true;
     pthread_mutex_lock(&tracker->lock);
     memcpy((char *)tracker + sizeof made->lock, (char *)made + sizeof made->lock, sizeof *made - sizeof made->lock);
     pthread_mutex_unlock(&tracker->lock);
     free(made);
+    return true;
 }
 
 struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device,
@@ -370,10 +371,11 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
     if (!found) {
         bool fresh = !spare && self->context_count < PM_MAX_CONTEXTS;
         found = fresh ? new_context() : spare;
+        if (found && !start_tracker(self, &found->tracker, fresh, device, driver))
+            found = NULL;
         if (found) {
             if (self->context_count < 4)
                 atexit(at_exit); /* the driver may have registered its own meanwhile; ours has to come first */
-            start_tracker(self, &found->tracker, fresh, device, driver);
             found->device = device;
             pm_store(&found->handle, handle); /* from here on other threads may use it */
             if (fresh) {
