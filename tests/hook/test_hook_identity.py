@@ -503,7 +503,7 @@ def test_a_kernel_that_stays_is_paid_for_by_its_own_allocation_alone(pair: Calla
     source = """
 d = Driver(); d.open(0); f = d.function(); s = d.stream()
 d.launch(f, 20_000, s); d("cuStreamSynchronize", s)
-d.launch(f, 600_000_000, s)
+d.launch(f, 600_000_000, s, 7)
 print(json.dumps({"begun": 1}), flush=True)
 d("cuStreamSynchronize", s)
 for _ in range(100):
@@ -524,7 +524,8 @@ d("cuStreamSynchronize", s)
     assert owed == sorted(owed) and len({value for value in owed if 100e6 < value < 500e6}) >= 2  # charged as it goes
     total = read_meter(stays / "meter").total(uuid)
     truth = sum(record.busy_ns for record in here.machine.truth() if record.pid == persistent.pid)
-    assert total.busy_ns == pytest.approx(truth, rel=0.1)
+    # A long kernel that never had the card alone is known only up to its neighbours' turns.
+    assert total.busy_ns == pytest.approx(truth, rel=0.15)
     assert took > 0.7 / 0.3 - 0.3 and total.throttled_ns > 0  # the later launches have paid its debt
 
 
