@@ -42,6 +42,16 @@ class EnforcerClient:
         answer = self._ask("resize", request)
         return from_plain(Allocation, answer["allocation"]), tuple(answer["warnings"])
 
+    def suspend(self, allocation_id: str) -> tuple[Allocation, tuple[str, ...]]:
+        """The allocation with its device time given back, and warnings."""
+        answer = self._ask("suspend", IdBody(allocation_id))
+        return from_plain(Allocation, answer["allocation"]), tuple(answer["warnings"])
+
+    def resume(self, allocation_id: str) -> tuple[Allocation, tuple[str, ...]]:
+        """The allocation with its promise in force again. Raises Refused while the cards cannot give it."""
+        answer = self._ask("resume", IdBody(allocation_id))
+        return from_plain(Allocation, answer["allocation"]), tuple(answer["warnings"])
+
     def release(self, allocation_id: str, force: bool = False) -> Allocation:
         """The allocation as it ended."""
         return from_plain(Allocation, self._ask("release", IdBody(allocation_id, force))["allocation"])

@@ -220,6 +220,37 @@ class AllocationResize:
         return 0
 
 
+class AllocationSuspend:
+    """Give an allocation's device time back for a while: its programs wait at their next launch and get no new memory.
+
+    What they hold of a card's memory stays there, and stays counted, until they free it.
+    """
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("id", metavar="ID", help="the allocation")
+        add_run_folder(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        node, _ = show(known_nodes(args.run_folder, args.data), check_id(args.id))
+        allocation, warnings = node.client.suspend(args.id)
+        _write(args, [(_name(node), allocation)], warnings=warnings)
+        return 0
+
+
+class AllocationResume:
+    """Take a suspended allocation up again, with all that was promised; refused while its cards cannot give that."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("id", metavar="ID", help="the allocation")
+        add_run_folder(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        node, _ = show(known_nodes(args.run_folder, args.data), check_id(args.id))
+        allocation, warnings = node.client.resume(args.id)
+        _write(args, [(_name(node), allocation)], warnings=warnings)
+        return 0
+
+
 class AllocationRelease:
     """End an allocation. Refused while programs use it, unless forced; those then get no new memory."""
 
