@@ -363,9 +363,10 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
         return NULL;
     pthread_mutex_lock(&self->lock);
     for (uint32_t i = 0; i < self->context_count && !found; i++) {
-        if (self->contexts[i]->handle == handle)
+        void *known = pm_load(&self->contexts[i]->handle);
+        if (known == handle)
             found = self->contexts[i];
-        else if (!self->contexts[i]->handle)
+        else if (!known)
             spare = self->contexts[i];
     }
     if (!found) {
