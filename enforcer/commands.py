@@ -14,6 +14,7 @@ from pathlib import Path
 
 from poolmeter import report
 from poolmeter.config import Config, NodeSection, load_config
+from poolmeter.enforcer import namespace
 from poolmeter.enforcer.admission import OverCommit
 from poolmeter.enforcer.book import Book
 from poolmeter.enforcer.daemon import Daemon
@@ -136,6 +137,8 @@ async def _serve(daemon: Daemon, ready_file: Path | None) -> None:
     try:
         await daemon.serve(stop, ready)
     finally:
+        if not daemon.book.entries():
+            namespace.leave_no_preload(daemon.book.run.root)
         daemon.book.close()
 
 
@@ -198,9 +201,11 @@ class AllocationShow:
             "processes": len(answer["processes"]),
             "pids": [item["pid"] for item in answer["processes"]],
             "memory_used_bytes": answer["memory_used_bytes"],
+            "hook_faults": answer["hook_faults"],
             "owner_pid": allocation.owner_pid,
         }
-        _write(args, [(_name(node), allocation)], totals)
+        warnings = () if answer["meter_trouble"] is None else (str(answer["meter_trouble"]),)
+        _write(args, [(_name(node), allocation)], totals, warnings)
         return 0
 
 
@@ -226,6 +231,37 @@ class AllocationResize:
         )
         node, _ = show(known_nodes(args.run_folder, args.data), request.id)
         allocation, warnings = node.client.resize(request)
+        _write(args, [(_name(node), allocation)], warnings=warnings)
+        return 0
+
+
+class AllocationSuspend:
+    """Give an allocation's device time back for a while: its programs wait at their next launch and get no new memory.
+
+    What they hold of a card's memory stays there, and stays counted, until they free it.
+    """
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("id", metavar="ID", help="the allocation")
+        add_run_folder(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        node, _ = show(known_nodes(args.run_folder, args.data), check_id(args.id))
+        allocation, warnings = node.client.suspend(args.id)
+        _write(args, [(_name(node), allocation)], warnings=warnings)
+        return 0
+
+
+class AllocationResume:
+    """Take a suspended allocation up again, with all that was promised; refused while its cards cannot give that."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("id", metavar="ID", help="the allocation")
+        add_run_folder(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        node, _ = show(known_nodes(args.run_folder, args.data), check_id(args.id))
+        allocation, warnings = node.client.resume(args.id)
         _write(args, [(_name(node), allocation)], warnings=warnings)
         return 0
 

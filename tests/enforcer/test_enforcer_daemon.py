@@ -217,6 +217,26 @@ def test_others_change_only_what_they_created(open_book) -> None:
     daemon._release({"id": roots.id}, Peer(1, 0, 0))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_a_socket_that_is_closed_to_a_user_says_so(make_node) -> None:
+    node = make_node("closed")
+    for folder in (node.root, *node.root.parents[:3]):
+        folder.chmod(0o755)
+    node.run.socket.chmod(0o600)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setuid(4242)
+            node.client.list()
+            os._exit(1)
+        except Unavailable as error:
+            os._exit(0 if "is closed to this user, expected its owner or root" in str(error) else 2)
+        finally:
+            os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_path_too_long_for_a_socket_works_all_the_same(tmp_path: Path, cards) -> None:
     root = tmp_path / ("deep" * 30) / "run"
     book = Book(NodeRun(root), Journal(tmp_path / "events.jsonl"), cards())

@@ -24,6 +24,7 @@ ACCOUNTING = (
     "charges",
     "clock",
     "estimates",
+    "guard",
     "lanes",
     "limiter",
     "marks",

@@ -55,7 +55,7 @@ uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, const struct pm_seg
     if (cost < least)
         cost = least;
     pm_add(&tracker->counters->dropped_samples, 1);
-    entry->samples++;
+    pm_poke(&entry->samples, entry->samples + 1);
     if (entry->ns > took)
         set_estimate(entry, (double)took);
     if (entry->lone == 0) {
@@ -72,7 +72,7 @@ uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, const struct pm_seg
 /* Charge of a launch measured while it had the device to itself. */
 uint64_t pm_samples_take_lone(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took) {
     pm_add(&tracker->counters->timed_samples, 1);
-    entry->samples++;
+    pm_poke(&entry->samples, entry->samples + 1);
     if (entry->lone == 0) {
         set_estimate(entry, (double)took);
         if (entry->shared) { /* what shared spans made us charge can now be set right */
@@ -190,7 +190,7 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
         entry->lone && entry->unsteady <= PM_UNSTEADY && known > tracker->slice_ns / 4 && known < tracker->slice_ns;
     bool short_and_known = comparable && entry->lone >= STEADY_SAMPLES;
     if (comparable && !short_and_known && span < 0.8 * tracker->turn_ns + known) { /* the shortest met nobody */
-        entry->samples++;
+        pm_poke(&entry->samples, entry->samples + 1);
         entry->lone++;
         pm_add(&tracker->counters->timed_samples, 1);
         if (span < known)
@@ -208,7 +208,7 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
             entry->strikes = 0;
             return pm_samples_take_lone(tracker, entry, took);
         }
-        entry->samples++;
+        pm_poke(&entry->samples, entry->samples + 1);
         if (!short_and_known)
             entry->unsteady = entry->unsteady < 18 ? entry->unsteady + 2 : 20;
         pm_add(&tracker->counters->dropped_samples, 1);
@@ -222,7 +222,7 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
         tracker->credit_ns += (uint64_t)amends;
     else
         pm_charge(tracker, (uint64_t)-amends);
-    entry->samples++;
+    pm_poke(&entry->samples, entry->samples + 1);
     pm_add(turns > 0 ? &tracker->counters->dropped_samples : &tracker->counters->timed_samples, 1);
     if (entry->lone || (known > 0 && known < tracker->slice_ns)) {
         /* The number of single turns that leaves what is closest to the known length: not every neighbour takes all of

@@ -9,6 +9,12 @@ static enum capture capture_of(CUstream stream) {
         return NOT_CAPTURING;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = PM_NEED(cuStreamIsCapturing)(stream, &status);
+    if (result != CUDA_SUCCESS &&
+        (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)) {
+        struct pm_process *self = pm_self();
+        if (self)
+            pm_add(&self->view.header->faults, 1);
+    }
     return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE ? NOT_CAPTURING : CAPTURING;
 }
 
@@ -158,6 +164,7 @@ static void part_open(struct part *part, const CUDA_LAUNCH_PARAMS *of) {
     if (!pm_need[PM_NEED_cuStreamGetCtx] || PM_NEED(cuStreamGetCtx)(of->hStream, &part->context) != CUDA_SUCCESS ||
         pm_cuda_driver.context_enter(part->context) != 0) {
         part->context = NULL;
+        pm_add(&pm_self()->view.header->faults, 1);
         return;
     }
     uint64_t kind = kind_of(of->function, of->gridDimX, of->gridDimY, of->gridDimZ, of->blockDimX, of->blockDimY,
