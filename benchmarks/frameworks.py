@@ -147,7 +147,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(NAMES))
     parser.add_argument("--limit", type=float, default=50.0, help="percent of the card")
     parser.add_argument("--memory", type=float, default=8.0, help="GiB")
-    parser.add_argument("--seconds", type=float, default=1.5, help="measured of each process, after a second of warm-up")
+    parser.add_argument("--seconds", type=float, default=3.0, help="measured of each process, after a second of warm-up")
     parser.add_argument("--timeout", type=float, default=45.0, help="seconds of one process")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds after which nothing more is begun")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")

@@ -34,6 +34,7 @@ driver("cuStreamSynchronize", stream)
 def start(machine: Machine, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
     """The program in an allocation of its own."""
     folder.mkdir(parents=True)
+    (folder.parent.parent / "devices").mkdir(exist_ok=True)  # where tenants of a node tell each other of their work
     write_grant(folder / "grant", Grant(folder.name, (DeviceGrant(machine.uuid(0)),)))
     create_meter(folder / "meter", [machine.uuid(0)])
     hook = {"LD_PRELOAD": str(native_path("libpoolmeter_hook.so")), "POOLMETER_ALLOCATION_DIR": str(folder)}
@@ -78,7 +79,7 @@ def test_tenants_that_come_and_go_beside_a_busy_host(tmp_path: Path) -> None:
             assert [process.wait(60) for process in running] == [0, 0, 0]
             truth = {record.pid: record.busy_ns for record in machine.truth()}
             for process, folder in zip(running, folders, strict=True):
-                assert charged(machine, folder) == pytest.approx(truth[process.pid], rel=0.1)
+                assert charged(machine, folder) == pytest.approx(truth[process.pid], rel=0.03)
     finally:
         for hog in hogs:
             hog.kill()

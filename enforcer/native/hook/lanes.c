@@ -53,6 +53,7 @@ static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16
                         uint64_t now) {
     uint64_t work = __atomic_exchange_n(&lane->open_work, 0, __ATOMIC_RELAXED);
     uint32_t launches = pm_work_launches(work);
+    pm_limiter_ended(tracker->limiter, pm_work_ns(work));
     const struct pm_estimate *last = pm_peek(&lane->last);
     struct pm_segment *segment = &tracker->segments[tracker->segment_count++];
     *segment = (struct pm_segment){
@@ -80,6 +81,7 @@ static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16
 
 void pm_lane_abandon(struct pm_tracker *tracker, struct pm_lane *lane) {
     uint64_t estimate = pm_work_ns(__atomic_exchange_n(&lane->open_work, 0, __ATOMIC_RELAXED));
+    pm_limiter_ended(tracker->limiter, estimate);
     pm_charge_settled(tracker, estimate);
     pm_charge(tracker, estimate);
     pm_mark_drop(tracker, lane->open);

@@ -162,7 +162,6 @@ void pm_limiter_wait(struct pm_process *self, struct pm_context *context, struct
         }
         if (began == 0) {
             began = now;
-            pm_limiter_flush(limiter);
             pm_tracker_held(tracker, lane_key, per_thread);
         }
         pm_sleep_until_ns(now + (pause.for_ns > SLICE_NS   ? SLICE_NS

@@ -15,7 +15,7 @@ struct pm_context;
 struct pm_estimate;
 struct pm_process;
 
-#define PM_FLUSH_NS 50000 /* estimates that a process keeps to itself before it touches the shared line */
+#define PM_FLUSH_NS 50000u /* estimates that a stream keeps to itself before it touches the shared line */
 
 struct pm_limiter {
     uint32_t active;    /* launches are taken from the bucket and may have to wait; 0: nothing limits */
@@ -36,7 +36,6 @@ struct pm_limiter {
     uint32_t spare2;
     uint64_t looked_ns;
     uint64_t idle_ns; /* when this process last had nothing under way */
-    int64_t unflushed_ns __attribute__((aligned(64)));
 };
 
 /* The grant says so now. `generation`: of the grant. */
@@ -46,17 +45,19 @@ void pm_limiter_set(struct pm_limiter *limiter, uint64_t generation, uint64_t li
 /* Lets other allocations know of the limit. */
 void pm_limiter_present(struct pm_limiter *limiter);
 
-static inline void pm_limiter_flush(struct pm_limiter *limiter) {
-    int64_t ns = __atomic_exchange_n(&limiter->unflushed_ns, 0, __ATOMIC_RELAXED);
-    if (ns)
-        pm_bucket_take(limiter->bucket, ns);
+/*
+ * Launches took a stream's open work from `before_ns` to `after_ns` of estimates. The shared line is touched once for
+ * each PM_FLUSH_NS of them; what is left over is for pm_limiter_ended.
+ */
+static inline void pm_limiter_launched(struct pm_limiter *limiter, uint64_t before_ns, uint64_t after_ns) {
+    if (limiter && pm_peek(&limiter->active) && before_ns / PM_FLUSH_NS != after_ns / PM_FLUSH_NS)
+        pm_bucket_take(limiter->bucket, (int64_t)((after_ns / PM_FLUSH_NS - before_ns / PM_FLUSH_NS) * PM_FLUSH_NS));
 }
 
-/* A launch of this estimate has gone. */
-static inline void pm_limiter_launched(struct pm_limiter *limiter, uint64_t estimate_ns) {
-    if (limiter && pm_peek(&limiter->active) &&
-        pm_add(&limiter->unflushed_ns, (int64_t)estimate_ns) + (int64_t)estimate_ns >= PM_FLUSH_NS)
-        pm_limiter_flush(limiter);
+/* Open work of so many estimates has ended. */
+static inline void pm_limiter_ended(struct pm_limiter *limiter, uint64_t estimate_ns) {
+    if (limiter && pm_peek(&limiter->active) && estimate_ns % PM_FLUSH_NS)
+        pm_bucket_take(limiter->bucket, (int64_t)(estimate_ns % PM_FLUSH_NS));
 }
 
 /* Settling found this much more (less: negative) than was estimated; `pending_ns` is still under way. */

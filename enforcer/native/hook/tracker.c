@@ -224,9 +224,10 @@ PM_HOT void pm_launch_end(struct pm_launch *launch, bool launched) {
         return;
     struct pm_tracker *tracker = launch->tracker;
     struct pm_lane *lane = launch->lane;
-    pm_limiter_launched(tracker->limiter, launch->estimate_ns);
     if (!lane || pm_peek(&lane->open) == PM_NO_MARK) { /* nothing will ever settle it */
         active_now(tracker);
+        pm_limiter_launched(tracker->limiter, 0, launch->estimate_ns);
+        pm_limiter_ended(tracker->limiter, launch->estimate_ns);
         pm_add(&tracker->counters->busy_ns, launch->estimate_ns);
         return;
     }
@@ -235,6 +236,7 @@ PM_HOT void pm_launch_end(struct pm_launch *launch, bool launched) {
     uint64_t more = PM_WORK_LAUNCH + launch->estimate_ns, work = pm_add(&lane->open_work, more) + more;
     uint64_t estimate = pm_work_ns(work);
     uint32_t launches = pm_work_launches(work);
+    pm_limiter_launched(tracker->limiter, estimate - launch->estimate_ns, estimate);
     bool due = launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS ||
                estimate >= pm_limiter_stretch(tracker->limiter) ||
                (launches % CLOCK_EVERY == 0 && pm_now_coarse_ns() > pm_peek(&lane->begun_ns) + SEGMENT_WALL_NS);
