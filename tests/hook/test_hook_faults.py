@@ -55,6 +55,17 @@ d("cuLaunchCooperativeKernelMultiDevice", ctypes.byref(one), 1, 0)
 free, total = ctypes.c_size_t(), ctypes.c_size_t()
 d("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
 d("cuDeviceTotalMem_v2", ctypes.byref(total), 0)
+class Shape(ctypes.Structure):
+    _fields_ = [("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("format", ctypes.c_int), ("channels", ctypes.c_uint)]
+class Solid(ctypes.Structure):
+    _fields_ = [("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("depth", ctypes.c_size_t), ("format", ctypes.c_int), ("channels", ctypes.c_uint), ("flags", ctypes.c_uint)]
+array, pyramid = ctypes.c_void_p(), ctypes.c_void_p()
+d("cuArrayCreate_v2", ctypes.byref(array), ctypes.byref(Shape(256, 0, 1, 1)))
+d("cuMipmappedArrayCreate", ctypes.byref(pyramid), ctypes.byref(Solid(64, 64, 0, 0x20, 4, 0)), 3)
+d("cuMemcpyAtoH_v2", ctypes.create_string_buffer(64), array, ctypes.c_size_t(0), ctypes.c_size_t(64))
+d("cuArrayDestroy", array)
+d("cuMipmappedArrayDestroy", pyramid)
+d("cuCtxSetLimit", 0, ctypes.c_size_t(2048))
 d("cuStreamSynchronize", s)
 if os.environ.get("LINGER"):
     d.launch(f, 400_000_000, s, 7)
@@ -74,7 +85,14 @@ TIMES: list[tuple[int, int | None]] = [(0, None), (0, 2)] + (
 )
 
 # Known to the hook, and called by none of the above; the older name for a uuid comes second, and a rule for it hits both.
-NOT_REACHED = {"cuMemPoolGetAttribute", "cuDeviceGetUuid"}
+NOT_REACHED = {
+    "cuMemPoolGetAttribute",
+    "cuDeviceGetUuid",
+    "cuArray3DGetDescriptor_v2",
+    "cuCtxFromGreenCtx",
+    "cuGraphChildGraphNodeGetGraph",
+    "cuKernelGetName",
+}
 
 
 class Run:

@@ -69,6 +69,6 @@ def test_no_page_ends_a_program(tmp_path: Path, devices: int, long_run: int) -> 
     plain = build(tmp_path / "worker", HERE / "worker.c")
     subprocess.run([str(plain), str(folder), str(tmp_path / "result"), "exit", "1"], check=True)
     board = tmp_path / "devices" / DEVICE  # made by the first process
-    rounds = 60 * (50 if long_run > 1 else 1)
+    rounds = 30 * (100 if long_run > 1 else 1)
     told = json.loads(run(program, str(folder), str(board), str(SEED), str(rounds), seconds=1500))
     assert told["rounds"] == rounds and told["attached"] > rounds / 3 and told["beside"] > rounds / 5

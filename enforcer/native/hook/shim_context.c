@@ -56,6 +56,12 @@ static void not_told(struct pm_process *self, CUresult result) {
         pm_add(&self->view.header->faults, 1);
 }
 
+bool pm_told(struct pm_process *self, CUresult result) {
+    if (result != CUDA_SUCCESS)
+        not_told(self, result);
+    return result == CUDA_SUCCESS;
+}
+
 uint32_t pm_device_of(struct pm_process *self, CUdevice ordinal) {
     if (ordinal < 0 || ordinal >= PM_MAX_ORDINALS)
         return PM_NO_DEVICE;

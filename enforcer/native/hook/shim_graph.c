@@ -22,7 +22,7 @@ struct walk {
 static void add_alloc(struct walk *walk, CUgraphNode node, struct pm_process *self) {
     CUDA_MEM_ALLOC_NODE_PARAMS p;
     if (!pm_need[PM_NEED_cuGraphMemAllocNodeGetParams] ||
-        PM_NEED(cuGraphMemAllocNodeGetParams)(node, &p) != CUDA_SUCCESS ||
+        !pm_told(self, PM_NEED(cuGraphMemAllocNodeGetParams)(node, &p)) ||
         p.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return;
     uint32_t device = pm_device_of(self, p.poolProps.location.id);
@@ -40,10 +40,10 @@ static void add_alloc(struct walk *walk, CUgraphNode node, struct pm_process *se
     walk->nodes[walk->count++] = (struct node_memory){p.dptr, p.bytesize, device, false};
 }
 
-static void add_free(struct walk *walk, CUgraphNode node) {
+static void add_free(struct walk *walk, CUgraphNode node, struct pm_process *self) {
     CUdeviceptr at;
     if (!pm_need[PM_NEED_cuGraphMemFreeNodeGetParams] ||
-        PM_NEED(cuGraphMemFreeNodeGetParams)(node, &at) != CUDA_SUCCESS)
+        !pm_told(self, PM_NEED(cuGraphMemFreeNodeGetParams)(node, &at)))
         return;
     for (size_t i = 0; i < walk->count; i++)
         walk->nodes[i].freed |= walk->nodes[i].at == at;
@@ -51,22 +51,22 @@ static void add_free(struct walk *walk, CUgraphNode node) {
 
 static void each_node(struct walk *walk, CUgraph graph, struct pm_process *self, int depth, bool frees) {
     size_t count = 0;
-    if (depth > 64 || PM_NEED(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
+    if (depth > 64 || !pm_told(self, PM_NEED(cuGraphGetNodes)(graph, NULL, &count)) || count == 0)
         return;
     CUgraphNode *nodes = calloc(count, sizeof(CUgraphNode));
-    if (!nodes || PM_NEED(cuGraphGetNodes)(graph, nodes, &count) != CUDA_SUCCESS)
+    if (!nodes || !pm_told(self, PM_NEED(cuGraphGetNodes)(graph, nodes, &count)))
         count = 0;
     for (size_t i = 0; i < count; i++) {
         CUgraphNodeType type;
         CUgraph child;
-        if (PM_NEED(cuGraphNodeGetType)(nodes[i], &type) != CUDA_SUCCESS)
+        if (!pm_told(self, PM_NEED(cuGraphNodeGetType)(nodes[i], &type)))
             continue;
         if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !frees)
             add_alloc(walk, nodes[i], self);
         else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && frees)
-            add_free(walk, nodes[i]);
+            add_free(walk, nodes[i], self);
         else if (type == CU_GRAPH_NODE_TYPE_GRAPH && pm_need[PM_NEED_cuGraphChildGraphNodeGetGraph] &&
-                 PM_NEED(cuGraphChildGraphNodeGetGraph)(nodes[i], &child) == CUDA_SUCCESS)
+                 pm_told(self, PM_NEED(cuGraphChildGraphNodeGetGraph)(nodes[i], &child)))
             each_node(walk, child, self, depth + 1, frees);
     }
     free(nodes);
@@ -114,7 +114,7 @@ static void settle(struct pm_process *self, uint32_t device) {
     cuuint64_t bytes = 0;
     CUdevice ordinal = ordinal_of(self, device);
     if (ordinal >= 0 && pm_need[PM_NEED_cuDeviceGetGraphMemAttribute] && pm_load(&pm_captures) == 0 &&
-        PM_NEED(cuDeviceGetGraphMemAttribute)(ordinal, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) == CUDA_SUCCESS)
+        pm_told(self, PM_NEED(cuDeviceGetGraphMemAttribute)(ordinal, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes)))
         pm_process_settle_graph_memory(self, device, bytes);
 }
 
