@@ -39,7 +39,7 @@ static void open_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint1
     lane->begun_ns = now;
     lane->marking_ns = before;
     lane->marked_ns = now;
-    lane->tainted = 0;
+    pm_poke(&lane->tainted, 0);
     lane->only = NULL;
     lane->fresh = 0;
     lane->launched_ns = now;
@@ -60,7 +60,7 @@ static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16
         .end = mark,
         .lane = (uint16_t)(lane - tracker->lanes),
         .full = full,
-        .tainted = lane->tainted,
+        .tainted = pm_peek(&lane->tainted),
         .fresh = lane->fresh,
         .unsteady = last && pm_peek(&last->unsteady) > PM_UNSTEADY,
         .launches = launches,

@@ -113,9 +113,11 @@ static CUdevice ordinal_of(const struct pm_process *self, uint32_t device) {
 static void settle(struct pm_process *self, uint32_t device) {
     cuuint64_t bytes = 0;
     CUdevice ordinal = ordinal_of(self, device);
+    pthread_mutex_lock(&self->graph_lock); /* an older answer must not overtake a newer one */
     if (ordinal >= 0 && pm_need[PM_NEED_cuDeviceGetGraphMemAttribute] && pm_load(&pm_captures) == 0 &&
         PM_NEED(cuDeviceGetGraphMemAttribute)(ordinal, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) == CUDA_SUCCESS)
         pm_process_settle_graph_memory(self, device, bytes);
+    pthread_mutex_unlock(&self->graph_lock);
 }
 
 void pm_graph_memory_settle(CUdevice ordinal) {
