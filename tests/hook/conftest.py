@@ -19,6 +19,7 @@ from poolmeter.simulator.machine import Machine
 ROOT = Path(__file__).resolve().parents[2]
 HOOK = ROOT / "enforcer" / "native" / "hook"
 ACCOUNTING = (
+    "account",
     "board",
     "bucket",
     "charges",
