@@ -13,7 +13,7 @@ install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test
 
 $(VENV)/.uv:
-	@test -L src/poolmeter/exporter || { echo "this clone has no symbolic links (src/poolmeter/exporter is a plain file): clone with core.symlinks=true" >&2; exit 2; }
+	@tools/links.sh
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "python is $$($(PYTHON) -V 2>&1), expected 3.11 or newer (make PYTHON=...)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt

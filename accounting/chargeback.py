@@ -21,7 +21,7 @@ from poolmeter.accounting.measures import Measures
 from poolmeter.accounting.plans import PricePlan, demo_plan, load_plan
 from poolmeter.accounting.rating import LINES, Charge, money, rate
 from poolmeter.accounting.shares import DEVICE, LABELS, Shares, read_shares
-from poolmeter.accounting.source import ask, check_filters, check_identity, is_simulated
+from poolmeter.accounting.source import ask, check_filters, check_identity, is_simulated, unaccounted_warnings
 from poolmeter.errors import BadInput
 from poolmeter.period import Period
 from poolmeter.report import Report
@@ -102,7 +102,7 @@ def chargeback_of(
         period.start_text(),
         period.end_text(),
         _totals(charges, plan),
-        _warnings(shares, charges),
+        (*_warnings(shares, charges), *unaccounted_warnings(connection, period, filters)),
         extra,
     )
 

@@ -78,8 +78,8 @@ def read_shares(connection: "duckdb.DuckDBPyConnection", calendar: Calendar, bas
     sums = [0, 0, 0, 0]
     for start_us, end_us in _chunks(connection, period):
         span = f"minute_us >= {start_us} AND minute_us < {end_us}"
-        _prepare(connection, span, basis)
-        shares += _tenant_shares(connection, span, basis, times, level)
+        scaled = _prepare(connection, span, basis)
+        shares += _tenant_shares(connection, span, basis, times, level, scaled)
         rest, capacity_us, unattributed_us = _rest_shares(connection, times, level)
         shares += rest
         found = rows_of(connection, "SELECT COUNT(*) FILTER (WHERE NOT orphan), COUNT(*) FILTER (WHERE orphan) FROM over_full")[0]
@@ -105,8 +105,11 @@ def _chunks(connection: "duckdb.DuckDBPyConnection", period: Period) -> list[tup
     return list(pairwise([*edges, period.end_us]))
 
 
-def _prepare(connection: "duckdb.DuckDBPyConnection", span: str, basis: str) -> None:
-    """Temporary tables: `parts` per device-minute, `over_full` minutes, `dealt` corrections that scale them down."""
+def _prepare(connection: "duckdb.DuckDBPyConnection", span: str, basis: str) -> bool:
+    """Temporary tables: `parts` per device-minute, `over_full` minutes, and where there are any, `dealt` corrections that scale them down.
+
+    Whether there are any.
+    """
     claim = "allocated_us" if basis == "allocated" else "COALESCE(used_us, allocated_us)"
     cap = "allocated_us" if basis == "allocated" else "span_us - down_us"
     # What an allocation did not use is told by all its records of the minute; in the allocated basis nothing is unused.
@@ -135,6 +138,8 @@ def _prepare(connection: "duckdb.DuckDBPyConnection", span: str, basis: str) -> 
     CREATE OR REPLACE TEMP TABLE over_full AS
     SELECT l.node, l.device_uuid, l.minute_us, l.load, COALESCE(p.cap, 0) AS cap, p.cap IS NULL AS orphan
     FROM loads l LEFT JOIN parts p USING (node, device_uuid, minute_us) WHERE l.load > COALESCE(p.cap, 0)""")
+    if rows_of(connection, "SELECT COUNT(*) FROM over_full") == [(0,)]:
+        return False
     labels = ", ".join(f'MAX("{name}") AS "{name}"' for name in ("tenant", *LABELS[1:], "pool", "device_model"))
     connection.execute(f"""
     CREATE OR REPLACE TEMP TABLE dealt AS
@@ -148,6 +153,7 @@ def _prepare(connection: "duckdb.DuckDBPyConnection", span: str, basis: str) -> 
         ROW_NUMBER() OVER (PARTITION BY node, device_uuid, minute_us ORDER BY remainder DESC, allocation_id) AS place
       FROM floors WINDOW minute AS (PARTITION BY node, device_uuid, minute_us))
     SELECT *, part + CASE WHEN place <= left_over THEN 1 ELSE 0 END - claim AS correction FROM ranked""")
+    return True
 
 
 _PARTS = {
@@ -186,7 +192,9 @@ def _keys(times: Mapping[str, str], level: int, usage: bool) -> tuple[list[str],
     return columns, ", ".join(str(index + 1) for index, name in enumerate(names) if name in wanted)
 
 
-def _tenant_shares(connection: "duckdb.DuckDBPyConnection", span: str, basis: str, times: Mapping[str, str], level: int) -> list[Share]:
+def _tenant_shares(
+    connection: "duckdb.DuckDBPyConnection", span: str, basis: str, times: Mapping[str, str], level: int, scaled: bool
+) -> list[Share]:
     claim = "allocated_us" if basis == "allocated" else "COALESCE(used_us, allocated_us)"
     keys, group = _keys(times, level, usage=True)
     ordering = "MIN(allocation_id), MIN(minute_us)"
@@ -195,7 +203,7 @@ def _tenant_shares(connection: "duckdb.DuckDBPyConnection", span: str, basis: st
         f"SELECT {', '.join(keys)}, {ordering}, SUM({claim}), {measures.SLICE_SQL} FROM slice_minutes WHERE {span} GROUP BY {group}",
     )
     corrections: dict[tuple[object, ...], int] = defaultdict(int)
-    for row in rows_of(connection, f"SELECT {', '.join(keys)}, SUM(correction) FROM dealt GROUP BY {group}"):
+    for row in rows_of(connection, f"SELECT {', '.join(keys)}, SUM(correction) FROM dealt GROUP BY {group}") if scaled else ():
         corrections[row[: len(keys)]] += int(str(row[-1]))
     shares = []
     for row in found:

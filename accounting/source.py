@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from poolmeter.accounting.dimensions import COLUMNS, Filters
+from poolmeter.accounting.dimensions import COLUMNS, DEVICE_FIELDS, Filters
+from poolmeter.accounting.measures import hours
 from poolmeter.collector.catalog import open_catalog, unreadable
 from poolmeter.errors import BadInput, DataError
 from poolmeter.period import Period, rfc3339
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import duckdb
 
 T = TypeVar("T")
+MOST_WARNED = 20
 
 
 def ask(root: Path, question: "Callable[[duckdb.DuckDBPyConnection], T]") -> T:
@@ -78,6 +80,37 @@ def check_identity(connection: "duckdb.DuckDBPyConnection", period: Period) -> N
             f"device record {node}/{device} of {rfc3339(int(str(minute_us)))}: allocated, reserved, unallocated, suspended and down are"
             f" {', '.join(str(part) for part in parts)} us, expected parts of at least 0 that sum to its span of {span_us} us"
         )
+
+
+def unaccounted_warnings(connection: "duckdb.DuckDBPyConnection", period: Period, filters: Filters) -> tuple[str, ...]:
+    """A sentence for each device that programs without the hook used in a period, most used first, and one for what is not known.
+
+    No line of a report is anybody's use of that kind: on the bill it lies in what the device was not promised or not used for. Empty
+    under a tenant filter, for it is no tenant's.
+    """
+    if filters.tenant:
+        return ()
+    condition, parameters = where(period, filters, DEVICE_FIELDS)
+    found = rows_of(
+        connection,
+        f"""SELECT node, device_uuid, SUM(unaccounted_us), COUNT(*), COUNT(*) FILTER (WHERE unaccounted_us IS NULL)
+        FROM device_minutes WHERE {condition} GROUP BY 1, 2 ORDER BY 3 DESC NULLS LAST, 1, 2""",
+        parameters,
+    )
+    used = [(node, device, int(str(us))) for node, device, us, *_ in found if us]
+    warnings = [
+        f"device {device} of node {node}: {hours(us)} device-hours were used by programs without the hook (unaccounted); nobody is billed for them"
+        for node, device, us in used[:MOST_WARNED]
+    ]
+    if len(used) > MOST_WARNED:
+        rest = sum(us for _, _, us in used[MOST_WARNED:])
+        warnings.append(f"{len(used) - MOST_WARNED} more devices: {hours(rest)} device-hours unaccounted; see usage --by device and --node")
+    records, unmeasured = (sum(int(str(row[index])) for row in found) for index in (3, 4))
+    if unmeasured:
+        warnings.append(
+            f"use without the hook is unknown for {unmeasured} of {records} device records; what is said of it is the known part"
+        )
+    return tuple(warnings)
 
 
 def is_simulated(connection: "duckdb.DuckDBPyConnection") -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from poolmeter.accounting import measures
 from poolmeter.accounting.dimensions import COLUMNS, DEVICE_FIELDS, EVERYTHING, Calendar, Filters, day_text, hour_text, sort_key
 from poolmeter.accounting.measures import Measures
-from poolmeter.accounting.source import ask, check_filters, check_identity, rows_of, where
+from poolmeter.accounting.source import ask, check_filters, check_identity, rows_of, unaccounted_warnings, where
 from poolmeter.period import Period
 from poolmeter.report import Report
 
@@ -60,13 +60,10 @@ def _totals(connection: "duckdb.DuckDBPyConnection", period: Period, filters: Fi
     sums = "SUM(span_us), " + ", ".join(f"SUM({name})" for name in TOTALS[1:])
     values = rows_of(
         connection,
-        f"SELECT {sums}, COUNT(*), COUNT(*) FILTER (WHERE unaccounted_us IS NULL) FROM device_minutes WHERE {condition}",
+        f"SELECT {sums}, COUNT(*) FROM device_minutes WHERE {condition}",
         parameters,
     )[0]
-    records, unmeasured = int(str(values[-2])), int(str(values[-1]))
-    if not records:
+    if not values[-1]:
         return {}, ("no device was watched in this period",)
-    warnings: tuple[str, ...] = ()
-    if unmeasured:
-        warnings = (f"use without the hook is unknown for {unmeasured} of {records} device records; unaccounted_us is the known part",)
-    return {name: value for name, value in zip(TOTALS, values, strict=False) if value is not None}, warnings
+    totals = {name: value for name, value in zip(TOTALS, values, strict=False) if value is not None}
+    return totals, unaccounted_warnings(connection, period, filters)

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 from cards import Card, Results, Share, build_native, card, finish, left, share  # noqa: E402
 
 WORKLOAD = ROOT / "benchmarks" / "workloads" / "framework.py"
-NAMES = ("torch eager", "torch.cuda.graph", "torch.compile", "triton", "cupy", "cupy async", "jax", "numba")
+NAMES = ("torch eager", "torch.cuda.graph", "torch.compile", "triton", "cupy", "cupy async", "jax")
 AHEAD = 4  # processes that import while one is measured
 GIB = 1 << 30
 

@@ -34,6 +34,7 @@ from poolmeter.model.decision import Decision, DecisionState
 from poolmeter.model.plain import from_plain, to_plain
 from poolmeter.model.usage import RecordKind
 from poolmeter.period import parse_period, rfc3339
+from poolmeter.tokens import HINT
 
 ARROW = "application/vnd.apache.arrow.stream"
 LIMIT = 10_000
@@ -50,18 +51,17 @@ class ApiState:
 
     store: Store
     books: Books
+    token: str  # asked of requests that change something
     statuses: Callable[[], Sequence[NodeStatus]] = tuple
     publisher: Publisher | None = None
-    token: str | None = None  # asked of every request
-    write_token: str | None = None  # asked, where there is no `token`, of requests that change something
+    reads_need_token: bool = False
     clock: Clock = field(default_factory=SystemClock)
 
 
 def create_app(state: ApiState, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
     """The application; `extra_routes` are other components' (they stand behind the same token)."""
     endpoints = _endpoints(state)
-    token = state.token or state.write_token
-    middleware = [Middleware(_TokenGuard, token=token, reads=state.token is not None)] if token else []
+    middleware = [Middleware(_TokenGuard, token=state.token, reads=state.reads_need_token)]
     handlers: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {PoolmeterError: _failed}
     app = Starlette(routes=[*routes_of(endpoints), *extra_routes], middleware=middleware, exception_handlers=handlers)
     app.state.collector = state
@@ -344,6 +344,7 @@ class _TokenGuard:
         if scope["type"] == "http" and scope["path"] not in _OPEN and scope["method"] not in self._free:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not secrets.compare_digest(given, self._wanted):
-                await JSONResponse({"error": "the request has no valid token, expected Authorization: Bearer"}, 401)(scope, receive, send)
+                what = "has another token than the collector's" if given else "has no token"
+                await JSONResponse({"error": f"the request {what}, {HINT}"}, 401)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from poolmeter.config import load_config
-from poolmeter.errors import BadInput, Unavailable
+from poolmeter.errors import BadInput
 from poolmeter.places import CollectorData, data_folder
+from poolmeter.tokens import read_token
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -47,9 +48,9 @@ class Collector:
                 host=args.host or config.host,
                 port=port,
                 nodes=tuple(check_url(url) for url in nodes),
-                pull=PullSettings(config.name, read_token(token_file), interval_s, config.timeout_s),
+                pull=PullSettings(config.name, None if token_file is None else read_token(token_file), interval_s, config.timeout_s),
                 process_days=config.process_days,
-                api_token=read_token(config.api_token_file),
+                token=None if config.api_token_file is None else read_token(config.api_token_file),
                 ready_file=Path(args.ready_file) if args.ready_file else None,
             ),
             self.extra_routes(args),
@@ -72,16 +73,3 @@ def check_url(text: str) -> str:
     if not good:
         raise BadInput(f"node is {text!r:.200}, expected a URL such as http://127.0.0.1:9877")
     return text.rstrip("/")
-
-
-def read_token(path: Path | None) -> str | None:
-    """The token in a file, None without one. Raises Unavailable, BadInput."""
-    if path is None:
-        return None
-    try:
-        text = path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unavailable(f"token file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if not text or not text.isascii() or any(char.isspace() for char in text):
-        raise BadInput(f"token file {path} holds no token, expected one line of ASCII text")
-    return text

@@ -27,6 +27,7 @@ from poolmeter.collector.store import Store
 from poolmeter.errors import PoolmeterError, Unavailable
 from poolmeter.places import CollectorData
 from poolmeter.report import write_whole
+from poolmeter.tokens import make_token, read_token
 
 _log = logging.getLogger("poolmeter.collector")
 MAINTENANCE_S = 30.0
@@ -37,7 +38,10 @@ SPREAD_ABOVE = 8  # so many nodes are asked at once at the start; more are sprea
 
 @dataclass(frozen=True)
 class Settings:
-    """What the daemon is told. `pull.token` goes to exporters; `api_token` is asked of clients, without it `pull.token` of those that write."""
+    """What the daemon is told. `pull.token` goes to exporters; `token` is asked of all clients.
+
+    Without `token` only those that write are asked for one: that of the data folder, which is made where there is none.
+    """
 
     data: CollectorData
     host: str
@@ -45,7 +49,7 @@ class Settings:
     nodes: tuple[str, ...]
     pull: PullSettings
     process_days: int
-    api_token: str | None = None
+    token: str | None = None
     ready_file: Path | None = None
 
 
@@ -96,6 +100,11 @@ async def _serve(
     settings: Settings, server: socket.socket, store: Store, books: Books, extra_routes: Sequence[BaseRoute], clock: Clock
 ) -> None:
     stop = asyncio.Event()
+    token = settings.token
+    if token is None:
+        where = make_token(settings.data.root)
+        token = read_token(where)
+        _log.info("writing needs the token in %s", where)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     known = store.state.nodes
@@ -109,7 +118,13 @@ async def _serve(
             for row in rows.values()
         ]
         state = ApiState(
-            store, books, lambda: [puller.status for puller in pullers], publisher, settings.api_token, settings.pull.token, clock
+            store,
+            books,
+            token,
+            lambda: [puller.status for puller in pullers],
+            publisher,
+            reads_need_token=settings.token is not None,
+            clock=clock,
         )
         web = _Web(
             uvicorn.Config(

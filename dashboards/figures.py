@@ -3,7 +3,7 @@
 A share is exact (Fraction) and knows of how many cards or slices it speaks; nothing known is None and is shown as "unknown".
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -11,6 +11,7 @@ from poolmeter.dashboards.reading import CardNow, PoolNow, SliceNow
 from poolmeter.model.units import MICROSECONDS, format_size
 
 UNKNOWN = "unknown"
+NOT_YET = "no data yet"
 # Parts of a card that belong to no tenant.
 UNACCOUNTED = "(unaccounted)"
 SWITCHING = "(switching)"
@@ -21,15 +22,18 @@ NOBODY = (UNACCOUNTED, SWITCHING, FREE, NOT_KNOWN)
 
 @dataclass(frozen=True)
 class Share:
-    """Part of the pool, from `known` of `total` cards or slices; value None: nothing is known."""
+    """Part of the pool, from `known` of `total` cards or slices; value None: nothing is known, `early`: because no minute was closed yet."""
 
     value: Fraction | None
     known: int
     total: int
+    early: bool = False
 
     def text(self) -> str:
-        """A percentage with one decimal, or "unknown"."""
-        return UNKNOWN if self.value is None else percent(self.value)
+        """A percentage with one decimal, or "unknown", or "no data yet"."""
+        if self.value is None:
+            return NOT_YET if self.early else UNKNOWN
+        return percent(self.value)
 
     def note(self, what: str) -> str | None:
         """Says of how many it speaks, when that is not all."""
@@ -71,7 +75,7 @@ def figures(pool: PoolNow) -> Figures:
     )
 
 
-def _share(cards: Iterable[CardNow], name: str) -> Share:
+def _share(cards: Sequence[CardNow], name: str) -> Share:
     amount = span = known = total = 0
     for card in cards:
         total += 1
@@ -79,7 +83,12 @@ def _share(cards: Iterable[CardNow], name: str) -> Share:
         if card.stale or card.span_us is None or value is None:
             continue
         known, amount, span = known + 1, amount + value, span + card.span_us
-    return Share(Fraction(amount, span) if span else None, known, total)
+    return Share(Fraction(amount, span) if span else None, known, total, _early(cards))
+
+
+def _early(cards: Iterable[CardNow]) -> bool:
+    # Nobody is to blame for what is missing: every card answers, and none has been watched for long enough.
+    return all(not card.stale and card.span_us is None for card in cards)
 
 
 def _idle_allocated(pool: PoolNow) -> Share:
@@ -91,7 +100,10 @@ def _idle_allocated(pool: PoolNow) -> Share:
     span = sum(card.span_us for card in pool.cards if card.span_us and not card.stale and (card.node, card.uuid) not in blind)
     counted = [piece for piece in pool.slices if (piece.node, piece.device_uuid) not in blind]
     unused = sum(max(0, (piece.allocated_us or 0) - (piece.used_us or 0)) for piece in counted)
-    return Share(Fraction(unused, span) if span else None, sum(map(known, pool.slices)), len(pool.slices))
+    # Where nothing is known of any slice, the cards without one say nothing about idle promises.
+    some = span > 0 and (bool(counted) or not pool.slices)
+    early = _early(pool.cards) or not any(piece.stale or piece.allocated_us is not None for piece in pool.slices)
+    return Share(Fraction(unused, span) if some else None, sum(map(known, pool.slices)), len(pool.slices), early)
 
 
 def compute_parts(card: CardNow, slices: Iterable[SliceNow]) -> list[Part]:
@@ -109,9 +121,11 @@ def compute_parts(card: CardNow, slices: Iterable[SliceNow]) -> list[Part]:
             continue
         parts.append(Part(card.name, piece.tenant, "used", Fraction(used, span)))
         parts.append(Part(card.name, piece.tenant, "promised", Fraction(max(0, promised - used), span)))
-    parts.append(Part(card.name, UNACCOUNTED, "other", Fraction(card.unaccounted_us or 0, span)))
-    parts.append(Part(card.name, SWITCHING, "other", Fraction(card.switch_overhead_us or 0, span)))
-    return _rest(card.name, parts)
+    for owner, us in ((UNACCOUNTED, card.unaccounted_us), (SWITCHING, card.switch_overhead_us)):
+        if us is not None:
+            parts.append(Part(card.name, owner, "other", Fraction(us, span)))
+    # Of what may have been used by others nobody can say that it was free.
+    return _rest(card.name, parts, NOT_KNOWN if card.unaccounted_us is None or card.switch_overhead_us is None else FREE)
 
 
 def memory_parts(card: CardNow, slices: Iterable[SliceNow]) -> list[Part]:
@@ -127,13 +141,15 @@ def memory_parts(card: CardNow, slices: Iterable[SliceNow]) -> list[Part]:
             continue
         parts.append(Part(card.name, piece.tenant, "used", Fraction(used, total)))
         parts.append(Part(card.name, piece.tenant, "promised", Fraction(max(0, limit - used), total)))
-    parts.append(Part(card.name, UNACCOUNTED, "other", Fraction(card.unaccounted_memory_bytes or 0, total)))
-    return _rest(card.name, parts)
+    held = card.unaccounted_memory_bytes
+    if held is not None:
+        parts.append(Part(card.name, UNACCOUNTED, "other", Fraction(held, total)))
+    return _rest(card.name, parts, NOT_KNOWN if held is None else FREE)
 
 
-def _rest(card: str, parts: list[Part]) -> list[Part]:
+def _rest(card: str, parts: list[Part], what: str) -> list[Part]:
     free = 1 - sum((part.share for part in parts), Fraction(0))
-    return [part for part in [*parts, Part(card, FREE, "other", max(Fraction(0), free))] if part.share > 0]
+    return [part for part in [*parts, Part(card, what, "other", max(Fraction(0), free))] if part.share > 0]
 
 
 def percent(value: Fraction) -> str:

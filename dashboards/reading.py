@@ -112,11 +112,14 @@ class PoolNow:
     tenants: tuple[str, ...]
 
 
+# The first minute of a pool is short and says nothing of what runs now: one that was watched for less is passed over.
+_LEAST_US = MINUTE_US // 2
 # A minute can come in several records, of exporters before and after a restart: they add up. A sum with an unknown part is unknown.
 _MINUTES = """
     SELECT {keys}, minute_us, {sums}
     FROM {view} WHERE minute_us >= ?
     GROUP BY {keys}, minute_us
+    HAVING {having}
     QUALIFY row_number() OVER (PARTITION BY {keys} ORDER BY minute_us DESC) = 1
 """
 
@@ -152,6 +155,7 @@ def _read(connection: "duckdb.DuckDBPyConnection", now_us: int) -> PoolNow:
         ("node", "device_uuid"),
         ("span_us", "allocated_us", "unallocated_us", "busy_us", "unaccounted_us", "switch_overhead_us"),
         recent,
+        f"sum(span_us) >= {_LEAST_US}",
     )
     slice_minutes = _minutes(connection, "slice_minutes", ("node", "device_uuid", "allocation_id"), ("allocated_us", "used_us"), recent)
     cards = []
@@ -186,10 +190,10 @@ def _tenants(connection: "duckdb.DuckDBPyConnection") -> tuple[str, ...]:
 
 
 def _minutes(
-    connection: "duckdb.DuckDBPyConnection", view: str, keys: tuple[str, ...], sums: tuple[str, ...], since_us: int
+    connection: "duckdb.DuckDBPyConnection", view: str, keys: tuple[str, ...], sums: tuple[str, ...], since_us: int, having: str = "true"
 ) -> dict[tuple[object, ...], dict[str, Any]]:
     columns = ", ".join(f"CASE WHEN count({name}) = count(*) THEN sum({name})::BIGINT END AS {name}" for name in sums)
-    sql = _MINUTES.format(keys=", ".join(keys), sums=columns, view=view)
+    sql = _MINUTES.format(keys=", ".join(keys), sums=columns, view=view, having=having)
     return {tuple(row[key] for key in keys): row for row in _rows(connection, sql, since_us)}
 
 

@@ -1,16 +1,20 @@
 """Allocations on the disk: a folder each, holding `grant`, `meter` and `allocation.json`; whole or not there at all."""
 
+import contextlib
+import ctypes
 import json
 import logging
 import os
 import secrets
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from poolmeter.enforcer.journal import sync_folder
 from poolmeter.errors import DataError, Unavailable
 from poolmeter.model.allocation import Allocation
 from poolmeter.model.plain import canonical_json, from_plain
+from poolmeter.pages import layout
 from poolmeter.pages.errors import PageError
 from poolmeter.pages.meter import SlotReading, read_meter
 from poolmeter.places import NodeRun
@@ -147,6 +151,38 @@ def memory_in_use(folder: Path) -> dict[str, int]:
     except (PageError, Unavailable) as error:
         log.warning("%s", error)
         return {}
+
+
+@dataclass(frozen=True)
+class MeterState:
+    """What an allocation's meter tells of itself: memory in use by device UUID, faults of the hook (None: not known), what is wrong."""
+
+    memory_used_bytes: dict[str, int]
+    hook_faults: int | None = None
+    trouble: str | None = None
+
+
+def meter_state(folder: Path) -> MeterState:
+    """The state of an allocation's meter, also of one that cannot be read."""
+    try:
+        reading = read_meter(folder / "meter")
+    except (PageError, Unavailable) as error:
+        return MeterState({}, trouble=str(error))
+    used = {uuid: total.memory_bytes for uuid, total in reading.shared.items()}
+    return MeterState(used, sum(reading.hook_faults(uuid) for uuid in reading.device_uuids))
+
+
+def remove_torn_boards(run: NodeRun) -> None:
+    """Removes boards that somebody truncated or put something else in the place of; the next hook makes a new one."""
+    try:
+        entries = list(os.scandir(run.devices))
+    except OSError:
+        return
+    for entry in entries:
+        with contextlib.suppress(OSError):
+            whole = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size == ctypes.sizeof(layout.Board)
+            if "." not in entry.name and not whole and not entry.is_dir(follow_symlinks=False):  # with a dot: one that is being made
+                os.unlink(entry.path)
 
 
 def _own_namespace() -> int | None:

@@ -17,14 +17,28 @@ from poolmeter.clock import Clock, SystemClock
 from poolmeter.enforcer import allocations as disk
 from poolmeter.enforcer.actuators import actuator_of
 from poolmeter.enforcer.admission import OverCommit, admit_change, demand_of, find, occupancy, place
-from poolmeter.enforcer.changes import STEP, Changed, Owner, below_use, granted, released, resized, without_memory
+from poolmeter.enforcer.changes import (
+    STEP,
+    Changed,
+    Owner,
+    below_use,
+    claim_of,
+    granted,
+    released,
+    resized,
+    resumed,
+    suspended,
+    without_memory,
+)
+from poolmeter.enforcer.compaction import compact
 from poolmeter.enforcer.inventory import Device, DeviceInventory
 from poolmeter.enforcer.journal import Journal
-from poolmeter.enforcer.request import AllocationRequest, ResizeRequest, check_id, check_request, check_resize
+from poolmeter.enforcer.request import MAX_ALLOCATIONS, AllocationRequest, ResizeRequest, check_id, check_request, check_resize
 from poolmeter.errors import DataError, PoolmeterError, Refused, Unavailable
 from poolmeter.model.allocation import Allocation, AllocationState
 from poolmeter.model.decision import JournalEvent
 from poolmeter.model.plain import from_plain, to_plain
+from poolmeter.model.units import format_size
 from poolmeter.pages.grant import read_grant
 from poolmeter.pages.meter import create_meter, reclaim
 from poolmeter.places import NodeRun
@@ -87,6 +101,7 @@ class Book:
         try:
             with self._lock:
                 self._reconcile()
+                self._compact()
         except BaseException:
             self.close()
             raise
@@ -121,8 +136,10 @@ class Book:
         check_request(request)
         devices = self.inventory.devices()
         with self._lock:
-            cards = occupancy(devices, self._allocations.values())
+            cards = occupancy(devices, self._claims())
             try:
+                if len(self._allocations) >= MAX_ALLOCATIONS:
+                    raise Refused(f"this node has {len(self._allocations)} allocations, expected fewer than {MAX_ALLOCATIONS}")
                 actuator_of(request.mode).check(request)
                 slices = place(request, cards, self.over)
             except Refused as refusal:
@@ -155,6 +172,35 @@ class Book:
             after = self._resized(allocation, request.compute_ppm, request.memory_bytes, only, devices)
             self._change(allocation, after, devices, "resized")
             return Changed(self._allocations[allocation.id], below_use(after, disk.memory_in_use(disk.folder_of(self.run, after.id))))
+
+    def suspend(self, allocation_id: str) -> Changed:
+        """Gives device time and unused memory back to admission; its programs wait at their next launch and get no new memory.
+
+        What they hold of a card's memory stays there, and is counted until they free it. Raises Refused or Unavailable.
+        """
+        devices = self.inventory.devices()
+        with self._lock:
+            before = self.get(allocation_id)
+            after = suspended(before, self.clock.wall_us())
+            self._change(before, after, devices, "suspended")
+            used = disk.memory_in_use(disk.folder_of(self.run, after.id))
+            held = tuple(
+                f"{format_size(used[item.device_uuid])} on device {item.device_uuid} stay in use until its programs free them"
+                for item in after.slices
+                if used.get(item.device_uuid)
+            )
+            return Changed(self._allocations[after.id], held)
+
+    def resume(self, allocation_id: str) -> Changed:
+        """All that was promised, in force again when this returns. Raises Refused when the cards cannot give it now, or Unavailable."""
+        devices = self.inventory.devices()
+        with self._lock:
+            before = self.get(allocation_id)
+            after = resumed(before, self.clock.wall_us())
+            nothing = replace(before, slices=tuple(replace(item, promise_ppm=0, memory_bytes=0) for item in before.slices))
+            admit_change(nothing, after.slices, occupancy(devices, self._claims(without=before.id)), self.over)
+            self._change(before, after, devices, "resumed")
+            return Changed(self._allocations[after.id])
 
     def release(self, allocation_id: str, *, force: bool = False, reason: str | None = None) -> Allocation:
         """Ends an allocation. Raises Refused while programs use it, unless forced.
@@ -217,6 +263,9 @@ class Book:
         Slots that have been dead for a while and that nobody has folded are folded, so that nothing of theirs stays reserved.
         """
         ended = []
+        with self._lock:
+            self._compact()
+        disk.remove_torn_boards(self.run)
         for allocation in self.entries():
             folder = disk.folder_of(self.run, allocation.id)
             self._fold_dead(allocation.id)
@@ -231,6 +280,16 @@ class Book:
             ended.append(allocation.id)
         return tuple(ended)
 
+    def _compact(self) -> None:
+        if not self.journal.is_long:
+            return
+        there = {*self._allocations, *disk.published(self.run), *disk.staged(self.run)}
+        now = self.clock.wall_us()
+        try:
+            self.journal.rewrite(lambda lines: compact(lines, there, now))
+        except PoolmeterError as error:
+            log.error("%s", error)  # it goes on growing, and is tried again
+
     def _fold_dead(self, allocation_id: str) -> None:
         # Survivors fold at once, the exporter after it has read what each process used: both come first.
         folder = disk.folder_of(self.run, allocation_id)
@@ -244,6 +303,14 @@ class Book:
                 log.debug("slots of %s stay as they are: %s", allocation_id, error)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _claims(self, without: str | None = None) -> list[Allocation]:
+        """What the allocations (but one) hold of the cards."""
+        return [
+            claim_of(item, disk.memory_in_use(disk.folder_of(self.run, item.id)) if item.state is AllocationState.SUSPENDED else {})
+            for item in self._allocations.values()
+            if item.id != without
+        ]
 
     def _build(self, allocation: Allocation, devices: tuple[Device, ...]) -> None:
         try:
@@ -269,8 +336,7 @@ class Book:
         self, allocation: Allocation, compute_ppm: int | None, memory_bytes: int | None, only: str | None, devices: tuple[Device, ...]
     ) -> Allocation:
         after = resized(allocation, compute_ppm, memory_bytes, only, self.clock.wall_us())
-        others = [item for item in self._allocations.values() if item.id != allocation.id]
-        admit_change(allocation, after.slices, occupancy(devices, others), self.over)
+        admit_change(allocation, after.slices, occupancy(devices, self._claims(without=allocation.id)), self.over)
         return after
 
     def _change(
@@ -354,7 +420,7 @@ class Book:
         }
         for allocation_id in disk.staged(self.run):
             known = journalled.get(allocation_id)
-            if known is not None and known.state is AllocationState.ACTIVE and not disk.folder_of(self.run, allocation_id).exists():
+            if known is not None and known.state is not AllocationState.RELEASED and not disk.folder_of(self.run, allocation_id).exists():
                 disk.publish(self.run, allocation_id)
             else:
                 disk.discard(self.run, allocation_id)
@@ -379,7 +445,7 @@ class Book:
                     reason="found on the disk without an event",
                 )
                 known = stored
-            if known.state is not AllocationState.ACTIVE:
+            if known.state is AllocationState.RELEASED:
                 self._finish_release(known)
                 continue
             try:
@@ -389,7 +455,7 @@ class Book:
                 log.error("allocation %s: its limits could not be put in force again: %s", known.id, error)
                 self._allocations[known.id] = known
         for allocation in journalled.values():
-            if allocation.state is AllocationState.ACTIVE and allocation.id not in self._allocations:
+            if allocation.state is not AllocationState.RELEASED and allocation.id not in self._allocations:
                 self._journal("released", released(allocation, self.clock.wall_us()), reason="its folder is gone")
 
     def _restore(self, allocation: Allocation, devices: tuple[Device, ...]) -> None:

@@ -54,6 +54,8 @@ def granted(name: str, request: AllocationRequest, slices: tuple[SlicePromise, .
 
 def resized(allocation: Allocation, compute_ppm: int | None, memory_bytes: int | None, only: str | None, now_us: int) -> Allocation:
     """The allocation with new limits on all its devices, or on `only` one; what is None stays. Raises Refused for a whole card."""
+    if allocation.state is AllocationState.SUSPENDED:
+        raise Refused(f"allocation {allocation.id} is suspended, expected an active one to resize (poolmeter allocation resume)")
     if allocation.mode is Mode.WHOLE:
         raise Refused(f"allocation {allocation.id} has mode whole, expected mode hook to resize")
     slices = tuple(
@@ -61,6 +63,39 @@ def resized(allocation: Allocation, compute_ppm: int | None, memory_bytes: int |
         for item in allocation.slices
     )
     return replace(allocation, slices=slices, generation=allocation.generation + STEP, changed_us=now_us, decision_id=None)
+
+
+def suspended(allocation: Allocation, now_us: int) -> Allocation:
+    """The allocation with its device time given back; its promise stays written, for its return. Raises Refused when it has none to give."""
+    if allocation.state is not AllocationState.ACTIVE:
+        raise Refused(f"allocation {allocation.id} is {allocation.state.value}, expected an active one to suspend")
+    return replace(
+        allocation,
+        state=AllocationState.SUSPENDED,
+        generation=allocation.generation + STEP,
+        changed_us=now_us,
+        decision_id=None,
+    )
+
+
+def resumed(allocation: Allocation, now_us: int) -> Allocation:
+    """The allocation with all that was promised. Raises Refused when it is not suspended."""
+    if allocation.state is not AllocationState.SUSPENDED:
+        raise Refused(f"allocation {allocation.id} is {allocation.state.value}, expected a suspended one to resume")
+    return replace(allocation, state=AllocationState.ACTIVE, generation=allocation.generation + STEP, changed_us=now_us, decision_id=None)
+
+
+def claim_of(allocation: Allocation, used: Mapping[str, int]) -> Allocation:
+    """What an allocation holds of its cards: suspended, no time and the memory that its programs still have there (`used`, by device
+    UUID; a device that is not listed: as much as was promised).
+    """
+    if allocation.state is not AllocationState.SUSPENDED:
+        return allocation
+    slices = tuple(
+        replace(item, promise_ppm=0, memory_bytes=min(item.memory_bytes, used.get(item.device_uuid, item.memory_bytes)))
+        for item in allocation.slices
+    )
+    return replace(allocation, state=AllocationState.ACTIVE, mode=Mode.HOOK, slices=slices)
 
 
 def released(allocation: Allocation, now_us: int) -> Allocation:

@@ -34,12 +34,22 @@ class EnforcerClient:
         return tuple(from_plain(Allocation, row) for row in self._ask("list", {})["rows"])
 
     def show(self, allocation_id: str) -> dict[str, Any]:
-        """`allocation`, and `processes` and `memory_used_bytes` as its meter tells them."""
+        """`allocation`; `processes`, `memory_used_bytes` and `hook_faults` as its meter tells them; `meter_trouble`, why it does not (None: it does)."""
         return dict(self._ask("show", IdBody(allocation_id)))
 
     def resize(self, request: ResizeRequest) -> tuple[Allocation, tuple[str, ...]]:
         """The allocation with its new limits in force, and warnings."""
         answer = self._ask("resize", request)
+        return from_plain(Allocation, answer["allocation"]), tuple(answer["warnings"])
+
+    def suspend(self, allocation_id: str) -> tuple[Allocation, tuple[str, ...]]:
+        """The allocation with its device time given back, and warnings."""
+        answer = self._ask("suspend", IdBody(allocation_id))
+        return from_plain(Allocation, answer["allocation"]), tuple(answer["warnings"])
+
+    def resume(self, allocation_id: str) -> tuple[Allocation, tuple[str, ...]]:
+        """The allocation with its promise in force again. Raises Refused while the cards cannot give it."""
+        answer = self._ask("resume", IdBody(allocation_id))
         return from_plain(Allocation, answer["allocation"]), tuple(answer["warnings"])
 
     def release(self, allocation_id: str, force: bool = False) -> Allocation:

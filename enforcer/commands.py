@@ -14,6 +14,7 @@ from pathlib import Path
 
 from poolmeter import report
 from poolmeter.config import Config, NodeSection, load_config
+from poolmeter.enforcer import namespace
 from poolmeter.enforcer.admission import OverCommit
 from poolmeter.enforcer.book import Book
 from poolmeter.enforcer.daemon import Daemon
@@ -29,6 +30,7 @@ from poolmeter.model.allocation import Allocation, SlicePromise
 from poolmeter.model.plain import from_plain
 from poolmeter.model.units import parse_percent, parse_size
 from poolmeter.places import NodeData, NodeRun, data_folder, run_folder
+from poolmeter.tokens import client_token, read_token
 
 _COLUMNS = (
     "node",
@@ -68,6 +70,9 @@ class Enforcer:
         parser.add_argument("--simulate", action="store_true", help="the simulated cards of $POOLMETER_SIM_MACHINE")
         parser.add_argument("--collector", metavar="URL", help="where approved decisions come from (enforcer.collector)")
         parser.add_argument(
+            "--token-file", metavar="FILE", help="the collector's token (collector.api_token_file, else the file token of the data folder)"
+        )
+        parser.add_argument(
             "--interval", type=float, metavar="SECONDS", help="time between two looks for decisions (enforcer.decision_interval_s)"
         )
         parser.add_argument("--ready-file", metavar="FILE", help="created once requests are answered")
@@ -80,16 +85,27 @@ class Enforcer:
             if not 0.2 <= args.interval <= 3600:
                 raise BadInput(f"--interval is {args.interval:g}, expected 0.2 to 3600 seconds")
             config = config.model_copy(update={"enforcer": config.enforcer.model_copy(update={"decision_interval_s": args.interval})})
-        daemon = build(config, NodeRun(run_folder(args.run_folder)), NodeData(data_folder(args.data)), args.simulate, args.collector)
+        daemon = build(
+            config, NodeRun(run_folder(args.run_folder)), NodeData(data_folder(args.data)), args.simulate, args.collector, args.token_file
+        )
         asyncio.run(_serve(daemon, None if args.ready_file is None else Path(args.ready_file)))
         return 0
 
 
-def build(config: Config, run: NodeRun, data: NodeData, simulate: bool, collector: str | None = None) -> Daemon:
+def build(
+    config: Config, run: NodeRun, data: NodeData, simulate: bool, collector: str | None = None, token_file: str | None = None
+) -> Daemon:
     """A daemon ready to serve: its book is open and its devices have been read. Raises BadInput, DataError or Unavailable."""
     machine = os.environ.get("POOLMETER_SIM_MACHINE")
     if simulate and not machine:
         raise BadInput("POOLMETER_SIM_MACHINE is not set, expected the simulated machine that --simulate is to use")
+    named = config.collector.api_token_file if token_file is None else Path(token_file)
+    if named is not None:
+        read_token(named)  # refused at the start rather than at every look for decisions
+
+    def token() -> str | None:
+        return client_token(named, data.root)
+
     inventory = NvmlInventory(simulated_environment(Path(machine)) if machine else {})
     inventory.devices()
     settings = config.enforcer
@@ -97,7 +113,7 @@ def build(config: Config, run: NodeRun, data: NodeData, simulate: bool, collecto
     book.open()
     source = collector if collector is not None else settings.collector
     margin = 1 + Decimal(config.recommend.memory_resident_percent) / 100
-    poll = DecisionPoll(book, config.node.name, source, settings.decision_interval_s, margin) if source else None
+    poll = DecisionPoll(book, config.node.name, source, settings.decision_interval_s, margin, token) if source else None
     return Daemon(book, config.node.name, machine, poll)
 
 
@@ -121,6 +137,8 @@ async def _serve(daemon: Daemon, ready_file: Path | None) -> None:
     try:
         await daemon.serve(stop, ready)
     finally:
+        if not daemon.book.entries():
+            namespace.leave_no_preload(daemon.book.run.root)
         daemon.book.close()
 
 
@@ -183,9 +201,11 @@ class AllocationShow:
             "processes": len(answer["processes"]),
             "pids": [item["pid"] for item in answer["processes"]],
             "memory_used_bytes": answer["memory_used_bytes"],
+            "hook_faults": answer["hook_faults"],
             "owner_pid": allocation.owner_pid,
         }
-        _write(args, [(_name(node), allocation)], totals)
+        warnings = () if answer["meter_trouble"] is None else (str(answer["meter_trouble"]),)
+        _write(args, [(_name(node), allocation)], totals, warnings)
         return 0
 
 
@@ -211,6 +231,37 @@ class AllocationResize:
         )
         node, _ = show(known_nodes(args.run_folder, args.data), request.id)
         allocation, warnings = node.client.resize(request)
+        _write(args, [(_name(node), allocation)], warnings=warnings)
+        return 0
+
+
+class AllocationSuspend:
+    """Give an allocation's device time back for a while: its programs wait at their next launch and get no new memory.
+
+    What they hold of a card's memory stays there, and stays counted, until they free it.
+    """
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("id", metavar="ID", help="the allocation")
+        add_run_folder(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        node, _ = show(known_nodes(args.run_folder, args.data), check_id(args.id))
+        allocation, warnings = node.client.suspend(args.id)
+        _write(args, [(_name(node), allocation)], warnings=warnings)
+        return 0
+
+
+class AllocationResume:
+    """Take a suspended allocation up again, with all that was promised; refused while its cards cannot give that."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("id", metavar="ID", help="the allocation")
+        add_run_folder(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        node, _ = show(known_nodes(args.run_folder, args.data), check_id(args.id))
+        allocation, warnings = node.client.resume(args.id)
         _write(args, [(_name(node), allocation)], warnings=warnings)
         return 0
 

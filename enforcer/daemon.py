@@ -17,7 +17,7 @@ from typing import Any
 from poolmeter import __version__
 from poolmeter.enforcer import allocations as disk
 from poolmeter.enforcer.book import Book
-from poolmeter.enforcer.changes import Owner
+from poolmeter.enforcer.changes import Changed, Owner
 from poolmeter.enforcer.decisions import DecisionPoll
 from poolmeter.enforcer.protocol import (
     MAX_REQUEST,
@@ -125,7 +125,7 @@ class Daemon:
         try:
             verb, body = decode_request(line)
             # Verbs that ask for devices wait in threads of their own: a driver that hangs must not hold up a list or a release.
-            threads = self._slow if verb in ("create", "resize") else self._quick
+            threads = self._slow if verb in ("create", "resize", "resume", "suspend") else self._quick
             loop = asyncio.get_running_loop()
             return encode_answer(await loop.run_in_executor(threads, getattr(self, f"_{verb}"), body, peer))
         except PoolmeterError as error:
@@ -150,10 +150,13 @@ class Daemon:
         allocation = self._authorise(record(IdBody, body, "show").id, peer, "show")
         folder = disk.folder_of(self.book.run, allocation.id)
         slots = disk.live_slots(folder)
+        meter = disk.meter_state(folder)
         return {
             "allocation": to_plain(allocation),
             "processes": [{"pid": slot.pid, "command": slot.comm, "uid": slot.uid} for slot in slots],
-            "memory_used_bytes": disk.memory_in_use(folder),
+            "memory_used_bytes": meter.memory_used_bytes,
+            "hook_faults": meter.hook_faults,
+            "meter_trouble": meter.trouble,
         }
 
     def _create(self, body: dict[str, object], peer: Peer) -> Any:
@@ -171,8 +174,17 @@ class Daemon:
     def _resize(self, body: dict[str, object], peer: Peer) -> Any:
         request = record(ResizeRequest, body, "resize")
         self._authorise(request.id, peer, "resize")
-        changed = self.book.resize(request)
-        return {"allocation": to_plain(changed.allocation), "warnings": list(changed.warnings)}
+        return _changed(self.book.resize(request))
+
+    def _suspend(self, body: dict[str, object], peer: Peer) -> Any:
+        request = record(IdBody, body, "suspend")
+        self._authorise(request.id, peer, "suspend")
+        return _changed(self.book.suspend(request.id))
+
+    def _resume(self, body: dict[str, object], peer: Peer) -> Any:
+        request = record(IdBody, body, "resume")
+        self._authorise(request.id, peer, "resume")
+        return _changed(self.book.resume(request.id))
 
     def _release(self, body: dict[str, object], peer: Peer) -> Any:
         request = record(IdBody, body, "release")
@@ -184,6 +196,10 @@ class Daemon:
         if not _may(peer, allocation):
             raise Refused(f"uid {peer.uid} may not {verb} allocation {allocation_id}, expected uid {allocation.owner_uid} or root")
         return allocation
+
+
+def _changed(changed: Changed) -> Any:
+    return {"allocation": to_plain(changed.allocation), "warnings": list(changed.warnings)}
 
 
 def _may(peer: Peer, allocation: Allocation) -> bool:

@@ -26,6 +26,7 @@ _MAX_BODY = 16 * 1024 * 1024
 _TIMEOUT_S = 10.0
 
 Fetch = Callable[[str], bytes]
+Token = Callable[[], str | None]  # asked anew each time: a collector may make its token later than the enforcer starts
 
 
 def parse_decisions(body: bytes) -> tuple[Decision, ...]:
@@ -87,14 +88,21 @@ class DecisionPoll:
     """Asks the collector for this node's approved decisions, again and again."""
 
     def __init__(
-        self, book: Book, node: str, collector: str, interval_s: float, margin: Decimal = Decimal("1.1"), fetch: Fetch | None = None
+        self,
+        book: Book,
+        node: str,
+        collector: str,
+        interval_s: float,
+        margin: Decimal = Decimal("1.1"),
+        token: Token = lambda: None,
+        fetch: Fetch | None = None,
     ) -> None:
         self.book = book
         self.node = node
         self.url = f"{collector.rstrip('/')}/v1/decisions?{urllib.parse.urlencode({'state': 'approved', 'node': node})}"
         self._interval_s = interval_s
         self._margin = margin
-        self._fetch = fetch or fetch_url
+        self._fetch = fetch or (lambda url: fetch_url(url, token()))
         self._silent = False
 
     async def run(self) -> None:
@@ -127,15 +135,21 @@ class DecisionPoll:
         return tuple(events)
 
 
-def fetch_url(url: str) -> bytes:
-    """The body behind a URL. Raises Unavailable."""
+def fetch_url(url: str, token: str | None = None) -> bytes:
+    """The body behind a URL, asked with a bearer token where there is one. Raises Unavailable."""
     # No proxy of the environment: the collector is an address of the operator's own network.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=_TIMEOUT_S) as answer:
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+        with opener.open(request, timeout=_TIMEOUT_S) as answer:
             body: bytes = answer.read(_MAX_BODY + 1)
     except (OSError, ValueError) as error:  # URLError is an OSError
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+            if error.code == 401:
+                found = "does not take the token that was sent" if token else "asks for a token and none was sent"
+                reason = f"it {found}, expected the collector's own (--token-file, else collector.api_token_file)"
         raise Unavailable(f"collector at {url.split('?')[0]} gave no decisions: {reason}") from None
     if len(body) > _MAX_BODY:
         raise Unavailable(f"collector at {url.split('?')[0]} gave more than {_MAX_BODY} bytes of decisions, expected fewer")

@@ -15,6 +15,9 @@ from poolmeter.errors import DataError, Unavailable
 from poolmeter.model.decision import JournalEvent
 from poolmeter.model.plain import canonical_json, from_plain
 
+COMPACTED = "compacted"  # kind of the marks that say what is no longer in the file
+LONG_BYTES = 32 << 20
+
 
 def parse_line(line: bytes, where: str) -> JournalEvent:
     """The event of one line. Raises DataError naming `where`."""
@@ -45,6 +48,8 @@ class Journal:
         self._descriptor: int | None = None
         self._sequence = 0
         self._at_us = 0
+        self._size = 0
+        self._bound = LONG_BYTES
 
     def open(self, see: Callable[[JournalEvent], object] = lambda _: None) -> None:
         """Shows `see` every event so far, oldest first, one at a time: a journal may be far larger than what is still in force.
@@ -67,14 +72,24 @@ class Journal:
 
     def _claim(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = not self.path.exists()
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-            raise Unavailable(f"journal {self.path} is a device or a pipe, expected a regular file")
-        # Another node's enforcer with the same data folder would declare this one's allocations gone.
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if fresh:
+        new = not self.path.exists()
+        while True:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            found = os.fstat(self._descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise Unavailable(f"journal {self.path} is a device or a pipe, expected a regular file")
+            # Another node's enforcer with the same data folder would declare this one's allocations gone.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(found, os.stat(self.path)):
+                break
+            os.close(self._descriptor)  # it was compacted between the two calls: this is the file that was
+        self._fresh.unlink(missing_ok=True)  # of a compaction that was killed
+        if new:
             sync_folder(self.path.parent)
+
+    @property
+    def _fresh(self) -> Path:
+        return self.path.with_suffix(".new")
 
     def _replay(self, see: Callable[[JournalEvent], object]) -> None:
         assert self._descriptor is not None
@@ -92,6 +107,7 @@ class Journal:
                     os.fsync(self._descriptor)
                     break
                 good += len(line)
+                self._size = good
                 self._sequence, self._at_us = max(self._sequence, event.sequence), max(self._at_us, event.at_us)
                 see(event)
 
@@ -136,8 +152,46 @@ class Journal:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, before)
             raise Unavailable(f"journal {self.path} cannot be written: {error.strerror}") from None
-        self._sequence, self._at_us = event.sequence, event.at_us
+        self._sequence, self._at_us, self._size = event.sequence, event.at_us, before + len(line)
         return event
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is time to compact."""
+        return self._size > self._bound
+
+    def rewrite(self, choose: Callable[[list[bytes]], list[bytes] | None]) -> None:
+        """Replaces the file by the lines that `choose` makes of its lines, or keeps it where that is None. A kill leaves one or the other.
+
+        Raises Unavailable when the new file cannot be written; the old one then goes on.
+        """
+        if self._descriptor is None:
+            raise Unavailable(f"journal {self.path} is not open, expected Journal.open first")
+        self._bound = max(LONG_BYTES, self._size + LONG_BYTES // 2)  # whatever comes of it, not again at once
+        fresh: int | None = None
+        try:
+            with self.path.open("rb") as file:
+                lines = choose(file.readlines())
+            if lines is None:
+                return
+            self._fresh.unlink(missing_ok=True)
+            fresh = os.open(self._fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            body = b"".join(lines)
+            with open(fresh, "wb", closefd=False) as file:
+                file.write(body)
+            os.fsync(fresh)
+            self._fresh.replace(self.path)
+        except OSError as error:
+            if fresh is not None:
+                os.close(fresh)
+            with contextlib.suppress(OSError):
+                self._fresh.unlink(missing_ok=True)
+            raise Unavailable(f"journal {self.path} cannot be compacted: {error.strerror}") from None
+        os.close(self._descriptor)
+        self._descriptor, self._size = fresh, len(body)
+        self._bound = max(LONG_BYTES, 2 * self._size)
+        sync_folder(self.path.parent)
 
     def close(self) -> None:
         """Lets go of the file."""

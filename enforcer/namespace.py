@@ -14,6 +14,7 @@ from poolmeter.errors import Unavailable
 
 SELF = Path("/run/poolmeter/self")
 PRELOAD = Path("/etc/ld.so.preload")
+MADE = "preload-made"  # in the run folder: the machine had no PRELOAD before us
 
 _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
@@ -64,6 +65,7 @@ def bind(folder: Path, hook: Path) -> Path:
         _mount(str(folder.parent.parent / "devices"), SELF / "devices", None, _MS_BIND)
         if not PRELOAD.exists():
             # A mount point is needed; empty, it means nothing to everybody else.
+            (folder.parent.parent / MADE).touch()
             PRELOAD.touch()
             PRELOAD.chmod(0o644)
         others = PRELOAD.read_text().split()
@@ -79,6 +81,30 @@ def bind(folder: Path, hook: Path) -> Path:
     except OSError as error:
         raise Unavailable(f"allocation {folder.name} cannot be bound to {SELF}: {error}") from None
     return library
+
+
+def leave_no_preload(run_root: Path) -> bool:
+    """Removes the empty PRELOAD that `bind` made for this run folder; whether it did. To be called with no allocation in force.
+
+    It stays while any process has it mounted over: removing a mount point takes the mounts on it along, in every namespace.
+    """
+    try:
+        if not (run_root / MADE).exists() or PRELOAD.is_symlink() or PRELOAD.stat().st_size:
+            return False
+        if any(_mounted_in(table) for table in Path("/proc").glob("[0-9]*/mountinfo")):
+            return False
+        PRELOAD.unlink()
+        (run_root / MADE).unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _mounted_in(table: Path) -> bool:
+    try:
+        return f" {PRELOAD} " in table.read_text()
+    except OSError:
+        return False  # it has just ended
 
 
 def become(uid: int) -> dict[str, str]:

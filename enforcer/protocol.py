@@ -23,7 +23,7 @@ from poolmeter.model.plain import canonical_json, from_plain
 VERSION = 1
 MAX_REQUEST = 64 * 1024
 MAX_ANSWER = 64 * 1024 * 1024
-VERBS = ("create", "list", "ping", "release", "resize", "show")
+VERBS = ("create", "list", "ping", "release", "resize", "resume", "show", "suspend")
 
 _KINDS: tuple[tuple[str, type[PoolmeterError]], ...] = (("refused", Refused), ("bad_input", BadInput), ("unavailable", Unavailable))
 _SOCKET_PATH = 107  # bytes of sun_path without its NUL
@@ -43,7 +43,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class IdBody:
-    """The body of `show` and `release`."""
+    """The body of `show`, `release`, `suspend` and `resume`."""
 
     id: str
     force: bool = False

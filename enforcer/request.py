@@ -11,6 +11,7 @@ from poolmeter.model.allocation import Environment, Labels, Mode, WorkloadClass
 from poolmeter.model.units import FULL_SHARE_PPM
 
 MAX_LABEL = 128
+MAX_ALLOCATIONS = 4096  # of a node: each is a folder, a pair of pages, and series in every scrape
 MAX_DEVICES = 64  # entries of a grant page
 MAX_WEIGHT = 10_000
 MAX_BYTES = 1 << 50

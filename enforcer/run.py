@@ -177,6 +177,7 @@ def _private_card() -> Iterator[Desk]:
             yield Desk(place, lambda _: None)
         finally:
             book.close()
+            namespace.leave_no_preload(run.root)
 
 
 def simulated_environment(machine: Path) -> dict[str, str]:

@@ -21,6 +21,6 @@ def rebase(part: SliceLedger, meter: MeterReading, uuid: str) -> None:
     part.base_throttled_us = total.throttled_ns // 1000
     part.base_denied = total.denied_limit + total.denied_card + total.denied_device
     part.base_denied_bytes = total.denied_limit_bytes + total.denied_card_bytes
-    part.base_faults = total.internal_faults
+    part.base_faults = meter.hook_faults(uuid)
     part.base_memory_peak = meter.shared[uuid].memory_peak
     part.base_retired_busy_us, part.base_retired_launches = meter.retired[uuid].busy_ns // 1000, meter.retired[uuid].launches

@@ -25,6 +25,7 @@ from poolmeter.model.plain import to_plain
 from poolmeter.model.snapshot import Snapshot
 from poolmeter.places import NodeData, NodeRun, data_folder, run_folder
 from poolmeter.report import Report, write, write_whole
+from poolmeter.tokens import read_token
 
 _LOG = logging.getLogger("poolmeter.exporter")
 FIRST_BUDGET_S = 5.0
@@ -138,7 +139,8 @@ def serve(args: argparse.Namespace) -> int:
 
     config = load_config(args.config)
     settings = settings_of(args, config)
-    token = read_token(Path(args.token_file) if args.token_file else config.exporter.token_file)
+    token_file = Path(args.token_file) if args.token_file else config.exporter.token_file
+    token = None if token_file is None else read_token(token_file)
     run, data = NodeRun(run_folder(args.run)), NodeData(data_folder(args.data))
     stop, clock = _Stop(), SystemClock()
     bound = listen(args.host or config.exporter.host, config.exporter.port if args.port is None else args.port)
@@ -191,16 +193,3 @@ def announce(url: str, ready_file: str | None) -> None:
         write_whole(Path(ready_file), (json.dumps({"url": url, "pid": os.getpid()}) + "\n").encode())
     sys.stdout.write(f"exporter  {url}\n")
     sys.stdout.flush()
-
-
-def read_token(path: Path | None) -> str | None:
-    """The collectors' token. Raises BadInput for a file that is absent, unreadable or empty."""
-    if path is None:
-        return None
-    try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"token file {path} cannot be read: {error}") from None
-    if not token:
-        raise BadInput(f"token file {path} is empty, expected a token")
-    return token

@@ -254,7 +254,7 @@ class Integrator:
             ("throttled_us", total.throttled_ns // 1000),
             ("denied", total.denied_limit + total.denied_card + total.denied_device),
             ("denied_bytes", total.denied_limit_bytes + total.denied_card_bytes),
-            ("faults", total.internal_faults),
+            ("faults", meter.hook_faults(uuid)),
         ):
             gained = now - getattr(part, f"base_{name}")
             if gained < 0 or now >= _SANE:

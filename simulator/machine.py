@@ -158,6 +158,8 @@ class Machine:
         path = Path(file).absolute()
         machine = cls._mapped(path, "psim_create")
         machine._fill(config, clock or config.clock, config.participants if participants is None else participants)
+        if os.geteuid() == 0:
+            path.chmod(0o666)  # root's machine is also for programs that root runs as others
         machine._library.psim_ready(machine._handle)
         for fault in config.faults:
             machine.script(fault.call, device=fault.device, after=fault.after, times=fault.times, code=fault.code, delay_ms=fault.delay_ms)

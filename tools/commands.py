@@ -27,6 +27,8 @@ EXAMPLES = {
     "allocation list": "poolmeter allocation list --node gpu-01 --format json",
     "allocation show": "poolmeter allocation show a-honajilohg-78a1c330bcda",
     "allocation resize": "poolmeter allocation resize a-honajilohg-78a1c330bcda --memory 12G",
+    "allocation suspend": "poolmeter allocation suspend a-honajilohg-78a1c330bcda",
+    "allocation resume": "poolmeter allocation resume a-honajilohg-78a1c330bcda",
     "allocation release": "poolmeter allocation release a-honajilohg-78a1c330bcda",
     "usage": "poolmeter usage --from 7d --by tenant,day",
     "chargeback": "poolmeter chargeback --from last-month --plan plan.toml --format csv --output bill.csv",

@@ -21,6 +21,7 @@ from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused, Unava
 from poolmeter.model.decision import Decision, DecisionState
 from poolmeter.model.plain import from_plain, to_plain
 from poolmeter.places import CollectorData
+from poolmeter.tokens import client_token
 
 TIMEOUT_S = 10.0
 # A pool's collector is asked directly: a proxy of the environment is for other places.
@@ -150,7 +151,7 @@ def _refusal(error: urllib.error.HTTPError, url: str) -> PoolmeterError:
 @contextmanager
 def open_store(data: Path, collector: CollectorSection) -> "Iterator[DecisionStore]":
     """The decisions of a data folder. Raises Unavailable or BadInput when its books cannot be opened."""
-    token = _token(collector.api_token_file) or _own_token(collector.token_file or data / "token")
+    token = client_token(collector.api_token_file, data)
     url = collector_url(data, collector, token)
     if url is not None:
         yield ApiStore(url, token)
@@ -205,23 +206,6 @@ def _serves(url: str, root: Path, token: str | None) -> bool:
         if found in (generation_of(before), generation_of(current_name(root) or "")):
             return True
     return False
-
-
-def _token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unavailable(f"token file {path} cannot be read: {error}") from None
-
-
-def _own_token(path: Path) -> str | None:
-    """The token between a pool's own daemons, which its owner may use as well; None for everybody else."""
-    try:
-        return path.read_text("utf-8").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 def user_name() -> str:

@@ -28,8 +28,10 @@ class Work:
         take: Callable[[int], object],
         total: Callable[[], int],
         version: str,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self.step, self.sync, self.value, self.take, self.total, self.version = step, sync, value, take, total, version
+        self.prepare = prepare  # anew when memory ran out: PyTorch then takes cuBLAS' workspace from the graphs that use it
 
 
 def _torch(name: str) -> Callable[[], Work]:
@@ -48,18 +50,28 @@ def _torch(name: str) -> Callable[[], Work]:
         def round_of(weights: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
             return torch.tanh(weights @ state) * 0.9 + state * 0.1
 
-        step: Callable[[], object]
+        prepare: Callable[[], None] | None = None
         if name == "torch.cuda.graph":
-            graph = torch.cuda.CUDAGraph()
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):  # cuBLAS makes its workspace before the capture
-                round_of(weights, state)
-            torch.cuda.current_stream().wait_stream(aside)
-            with torch.cuda.graph(graph):
-                for _ in range(2):
-                    state.copy_(round_of(weights, state))
-            step = graph.replay
+            graphs: list[torch.cuda.CUDAGraph] = []
+
+            def capture() -> None:
+                graph = torch.cuda.CUDAGraph()
+                aside = torch.cuda.Stream()
+                aside.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(aside):  # cuBLAS makes its workspace before the capture
+                    round_of(weights, state)
+                torch.cuda.current_stream().wait_stream(aside)
+                with torch.cuda.graph(graph):
+                    for _ in range(2):
+                        state.copy_(round_of(weights, state))
+                graphs[:] = [graph]
+
+            capture()
+            prepare = capture
+
+            def step() -> None:
+                graphs[0].replay()
+
         elif name == "triton":
             version = triton.__version__
 
@@ -78,6 +90,7 @@ def _torch(name: str) -> Callable[[], Work]:
             lambda size: torch.empty(size, dtype=torch.uint8, device="cuda"),
             lambda: int(torch.cuda.mem_get_info()[1]),
             version,
+            prepare,
         )
 
     return begin
@@ -136,27 +149,6 @@ def _jax(_name: str) -> Callable[[], Work]:
     return begin
 
 
-def _numba(_name: str) -> Callable[[], Work]:
-    import numba
-    import numba_rounds
-    import numpy
-    from numba import cuda
-
-    def begin() -> Work:
-        state = cuda.to_device(numpy.random.default_rng(7).standard_normal(SIDE * SIDE, dtype=numpy.float32))
-
-        return Work(
-            lambda: numba_rounds.launch(state, 2000),
-            cuda.synchronize,
-            lambda: float(numpy.square(state.copy_to_host().astype(numpy.float64)).sum()),
-            lambda size: cuda.device_array(size, numpy.uint8),
-            lambda: int(cuda.current_context().get_memory_info().total),
-            numba.__version__,
-        )
-
-    return begin
-
-
 NAMES: dict[str, Callable[[str], Callable[[], Work]]] = {
     "torch eager": _torch,
     "torch.compile": _torch,
@@ -165,7 +157,6 @@ NAMES: dict[str, Callable[[str], Callable[[], Work]]] = {
     "cupy": _cupy,
     "cupy async": _cupy,
     "jax": _jax,
-    "numba": _numba,
 }
 
 
@@ -182,6 +173,8 @@ def fill(work: Work) -> dict[str, Any]:
         found["said"] = str(error).splitlines()[0][:160] if str(error) else ""
     found["taken_bytes"] = len(kept) * PIECE
     kept.clear()
+    if work.prepare:
+        work.prepare()
     work.step()
     work.sync()
     found["works_on"] = work.value() == work.value()

@@ -52,7 +52,8 @@ def slice_rate(metric: str, over: str = RATE) -> str:
 CARD_COUNT = f"count({device('up')})"
 ALLOCATED = node_sum("allocated_devices")
 BUSY = f"sum({device_rate('busy_seconds_total')})"
-PROMISED = f"sum({slice_gauge('promise_ratio')} {CARDS})"
+# Slice by slice, so that one whose use is not known does not pass for idle, and none makes up for another's excess.
+UNUSED = f"sum(clamp_min({slice_gauge('promise_ratio')} - on ({KEY}) {slice_rate('busy_seconds_total')}, 0) {CARDS})"
 USED_BY_SLICES = f"sum({slice_rate('busy_seconds_total')} {CARDS})"
 SWITCHING = device_rate("switch_overhead_seconds_total", MINUTES)
 
@@ -98,7 +99,7 @@ def pool_row() -> Row:
                 "Promised and not used",
                 "Part of the pool's device time that was promised and not used by those it was promised to.",
                 "percentunit",
-                (Query(f"clamp_min({PROMISED} - {USED_BY_SLICES}, 0) / {CARD_COUNT}", "promised, not used"),),
+                (Query(f"{UNUSED} / {CARD_COUNT}", "promised, not used"),),
                 width=4,
                 height=4,
                 minimum=0,
@@ -122,7 +123,8 @@ def pool_row() -> Row:
                 "Failing sources",
                 "Sources (NVML, hook, allocations, ...) that an exporter could not read at its last collection.",
                 "short",
-                (Query(f"count(poolmeter_collect_success{{{NODE}}} == 0) or vector(0)", "failing"),),
+                # No 0 where nobody answers: that is not "none fails".
+                (Query(f"sum(poolmeter_collect_success{{{NODE}}} == bool 0)", "failing"),),
                 width=4,
                 height=4,
                 thresholds=(("green", None), ("red", 1)),

@@ -19,11 +19,14 @@ class HookActuator:
         """Every checked request can be carried out."""
 
     def apply(self, folder: Path, allocation: Allocation, devices: Mapping[str, Device]) -> int:
+        # Suspended, it takes no new memory; showing that as a card of no size would be news that no program expects.
+        rests = allocation.state is AllocationState.SUSPENDED
         entries = tuple(
             DeviceGrant(
                 uuid=item.device_uuid,
                 compute_ppm=item.compute_limit_ppm,
-                memory_bytes=item.memory_bytes,
+                memory_bytes=0 if rests else item.memory_bytes,
+                show_memory=not rests,
                 weight=item.weight,
                 soft=item.soft,
                 device_memory=devices[item.device_uuid].memory_bytes if item.device_uuid in devices else None,

@@ -22,6 +22,8 @@ class WholeActuator:
             raise Refused("mode is whole and a share is given, expected neither --compute nor --memory, or mode hook")
 
     def apply(self, folder: Path, allocation: Allocation, devices: Mapping[str, Device]) -> int:
-        # Released, it must not go on taking memory that is promised to the next one.
+        # Released or suspended, it must not go on taking memory that is promised to the next one.
         limit = None if allocation.state is AllocationState.ACTIVE else 0
-        return store(folder, allocation, tuple(DeviceGrant(uuid=item.device_uuid, memory_bytes=limit) for item in allocation.slices))
+        shown = allocation.state is not AllocationState.SUSPENDED
+        entries = (DeviceGrant(uuid=item.device_uuid, memory_bytes=limit, show_memory=shown) for item in allocation.slices)
+        return store(folder, allocation, tuple(entries))

@@ -1,4 +1,6 @@
-"""The five tenants of the simulated pool: one busy, one idle, one over its memory, one of 300 ms, one without the hook."""
+"""The five tenants of the simulated pool, named as teams are: vision trains, research holds memory and computes nothing, search asks for
+more than its memory, speech runs 300 ms at a time, and one runs without the hook.
+"""
 
 import os
 import subprocess
@@ -24,27 +26,27 @@ class DemoTenant:
 
 TENANTS = (
     DemoTenant(
-        "busy",
+        "vision",
         0,
-        ("--project", "vision", "--class", "training", "--device", "0", "--compute", "50", "--memory", "40G"),
+        ("--project", "detector", "--class", "training", "--device", "0", "--compute", "50", "--memory", "40G"),
         ("--kernel-us", "1000", "--allocate", "24G"),
     ),
     DemoTenant(
-        "idle",
+        "research",
         0,
         ("--project", "notes", "--class", "notebook", "--device", "1", "--compute", "25", "--memory", "64G"),
         ("--kernels", "0", "--allocate", "6G"),
     ),
     DemoTenant(
-        "over-memory",
+        "search",
         1,
-        ("--project", "search", "--class", "inference", "--device", "0", "--compute", "50", "--memory", "8G"),
+        ("--project", "ranking", "--class", "inference", "--device", "0", "--compute", "50", "--memory", "8G"),
         ("--kernel-us", "500", "--gap-us", "2000", "--allocate", "16G"),
     ),
     DemoTenant(
-        "short",
+        "speech",
         1,
-        ("--project", "batch", "--class", "batch", "--device", "1", "--compute", "100", "--memory", "16G"),
+        ("--project", "captions", "--class", "batch", "--device", "1", "--compute", "100", "--memory", "16G"),
         (
             "--kernel-us",
             "200",

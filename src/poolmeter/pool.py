@@ -7,7 +7,6 @@ has its own folders and its own simulated machine.
 import contextlib
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -18,9 +17,11 @@ from pathlib import Path
 
 from poolmeter.errors import Unavailable
 from poolmeter.report import write_whole
+from poolmeter.tokens import make_token
 
 READY_TIMEOUT_S = 60.0
 RESTART_PAUSE_S = 1.0
+RESTART_MOST_S = 30.0  # between two starts of what keeps dying
 # A daemon that has run this long starts with the short pause again.
 SETTLED_S = 60.0
 # Long enough for a collector that pulls every second to fetch and acknowledge the last records.
@@ -123,6 +124,7 @@ class Pool:
     dashboard_port: int | None = None
     interval_s: float = 1.0
     restart_pause_s: float = RESTART_PAUSE_S
+    restart_most_s: float = RESTART_MOST_S
     daemons: dict[str, Daemon] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -183,7 +185,7 @@ class Pool:
             now = time.monotonic()
             if daemon.restart_at == 0.0:
                 daemon.restarts = 0 if now - daemon.started_at > SETTLED_S else daemon.restarts
-                daemon.restart_at = now + min(30.0, self.restart_pause_s * 2.0 ** min(daemon.restarts, 10))
+                daemon.restart_at = now + min(self.restart_most_s, self.restart_pause_s * 2.0 ** min(daemon.restarts, 10))
                 sys.stderr.write(
                     f"poolmeter: {daemon.name} ended with status {daemon.process.returncode} ({daemon.last_words()}); it is started again\n"
                 )
@@ -246,7 +248,7 @@ class Pool:
         return self._add(self._named("exporter", node), words, node.data, self.environment(node))
 
     def _token(self) -> list[str]:
-        """The option that names the token of this pool's acknowledgements, made once; none where the configuration names its own.
+        """The option that names the token of this pool's acknowledgements; none where the configuration names its own.
 
         Without one, whoever has an account on the machine could acknowledge records that no collector has.
         """
@@ -255,14 +257,7 @@ class Pool:
         config = load_config(self.config)
         if config.exporter.token_file is not None or config.collector.token_file is not None:
             return []
-        path = self.data / "token"
-        if not path.exists():
-            # Whole or not at all: a token that is half written is one nobody has.
-            fresh = path.with_suffix(f".{os.getpid()}")
-            with open(fresh, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                file.write(secrets.token_urlsafe(32) + "\n")
-            fresh.replace(path)
-        return ["--token-file", str(path)]
+        return ["--token-file", str(make_token(self.data))]
 
     def _exporter_port(self) -> int:
         from poolmeter.config import load_config

@@ -1,6 +1,7 @@
 """A store in memory: the catalog's views over records."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import duckdb
@@ -19,23 +20,58 @@ VIEWS = {
 }
 
 
-def fill(records: Sequence[UsageRecord], simulated: bool = True) -> duckdb.DuckDBPyConnection:
-    """A connection that answers like a catalog whose store holds `records`."""
-    connection = duckdb.connect(config={"threads": 1})  # many small questions: threads only cost
+def fill(
+    records: Sequence[UsageRecord], simulated: bool = True, connection: duckdb.DuckDBPyConnection | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A connection (the one given, else a new one) that answers like a catalog whose store holds `records`."""
+    if connection is None:
+        connection = duckdb.connect(config={"threads": 1})  # many small questions: threads only cost
     for kind, view in VIEWS.items():
         schema = kind_schema(kind)
         chosen = [record for record in records if kind_of(record) is kind]
         table = pa.Table.from_arrays([pa.array([getattr(r, f.name) for r in chosen], f.type) for f in schema], schema=schema)
         connection.register(view, table)
-    connection.execute("CREATE TABLE nodes (node VARCHAR, simulated BOOLEAN)")
-    connection.execute("INSERT INTO nodes VALUES ('n1', ?)", [simulated])
+    connection.register("nodes", pa.table({"node": ["n1"], "simulated": [simulated]}))
     return connection
 
 
 @pytest.fixture(scope="session")
 def store() -> Callable[..., duckdb.DuckDBPyConnection]:
-    """`fill`, for tests and properties."""
+    """`fill`, for tests."""
     return fill
+
+
+class Shelf:
+    """Connections kept open from store to store, for properties: opening one costs more than the questions asked of it.
+
+    Stores that are open at the same time have a connection each; the same records again are not entered again.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[tuple[duckdb.DuckDBPyConnection, Sequence[UsageRecord]]] = []
+
+    @contextmanager
+    def store(self, records: Sequence[UsageRecord]) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A catalog whose store holds `records`, until the block ends."""
+        connection, held = self._free.pop() if self._free else (fill(records), records)
+        if held is not records:
+            fill(records, connection=connection)
+        yield connection
+        # Not after a failure: what a question left behind must not be the next one's.
+        self._free.append((connection, records))
+
+    def close(self) -> None:
+        """Close what is free."""
+        while self._free:
+            self._free.pop()[0].close()
+
+
+@pytest.fixture(scope="session")
+def stores() -> Iterator[Callable[[Sequence[UsageRecord]], AbstractContextManager[duckdb.DuckDBPyConnection]]]:
+    """`Shelf.store`, for properties."""
+    shelf = Shelf()
+    yield shelf.store
+    shelf.close()
 
 
 START_US = 1_790_000_000_000_000 - 1_790_000_000_000_000 % (24 * 3_600_000_000)  # 2026-09-21T00:00Z

@@ -1,7 +1,9 @@
 """Invariants of usage and chargeback over generated pools: the data decides, not the code."""
 
+import os
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -22,7 +24,7 @@ from poolmeter.model.usage import DeviceRecord, SliceRecord, UsageRecord
 from poolmeter.period import Period, parse_period
 from poolmeter.report import Report, render
 
-Store = Callable[[Sequence[UsageRecord]], duckdb.DuckDBPyConnection]
+Store = Callable[[Sequence[UsageRecord]], AbstractContextManager[duckdb.DuckDBPyConnection]]
 MODELS = ("Sim H200", "Sim A100", "Sim L4")
 TENANTS = ("acme", "beta", "coyote", "delta")
 # Five minutes across midnight in Vienna (and an hour's edge in UTC).
@@ -43,7 +45,7 @@ from = {edge}
 device_hour = {{ "Sim H*" = "1", "*" = {price} }}
 """
 QUICK = settings(
-    max_examples=max(1, settings.default.max_examples // 8),
+    max_examples=settings.default.max_examples if os.environ.get("POOLMETER_LONG") == "1" else 7,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
@@ -127,17 +129,17 @@ def pools(draw: st.DrawFn) -> Pool:
     return Pool(tuple(records), parse_plan(text.encode(), "generated.toml"))
 
 
-def bill(store: Store, pool: Pool, by: tuple[str, ...] = ("tenant",), filters: Filters = EVERYTHING) -> Report:
-    with store(pool.records) as connection:
+def bill(stores: Store, pool: Pool, by: tuple[str, ...] = ("tenant",), filters: Filters = EVERYTHING) -> Report:
+    with stores(pool.records) as connection:
         return chargeback_of(connection, PERIOD, pool.plan, by, filters)
 
 
 def exact(
-    store: Store, pool: Pool, by_tenant: Callable[[str | None], str | None] = lambda name: name
+    stores: Store, pool: Pool, by_tenant: Callable[[str | None], str | None] = lambda name: name
 ) -> dict[tuple[str, str | None, int], tuple[int, Fraction]]:
     """Device time and unrounded cost per line, tenant and day."""
     sums: dict[tuple[str, str | None, int], tuple[int, Fraction]] = {}
-    with store(pool.records) as connection:
+    with stores(pool.records) as connection:
         found = read_shares(connection, Calendar.of(PERIOD), pool.plan.basis, pool.plan.edges_us, 1)
     for share in found.shares:
         us, cost = sums.get(key := (share.line, by_tenant(share.tenant), share.day), (0, Fraction(0)))
@@ -151,10 +153,10 @@ def costs(report: Report) -> Decimal:
 
 @QUICK
 @given(pool=pools())
-def test_every_microsecond_has_one_owner(store: Store, pool: Pool) -> None:
+def test_every_microsecond_has_one_owner(stores: Store, pool: Pool) -> None:
     capacity = sum(record.span_us for record in pool.records if isinstance(record, DeviceRecord))
     for basis in ("allocated", "used"):
-        with store(pool.records) as connection:
+        with stores(pool.records) as connection:
             found = read_shares(connection, Calendar.of(PERIOD), basis, pool.plan.edges_us, 4)
             assert connection.execute("SELECT COUNT(*) FROM parts WHERE LEAST(paid, idle, unallocated, overhead) < 0").fetchall() == [(0,)]
             assert connection.execute("SELECT COUNT(*) FROM parts WHERE paid + idle + unallocated + overhead <> span_us").fetchall() == [
@@ -162,7 +164,7 @@ def test_every_microsecond_has_one_owner(store: Store, pool: Pool) -> None:
             ]
         assert all(share.us >= 0 for share in found.shares)
         assert sum(share.us for share in found.shares) == found.capacity_us == capacity
-    with store(pool.records) as connection:
+    with stores(pool.records) as connection:
         totals = usage_of(connection, PERIOD, ("tenant",), EVERYTHING).totals
     parts = ("allocated_us", "reserved_unused_us", "unallocated_us", "suspended_us", "down_us")
     assert sum(int(str(totals[part])) for part in parts) == totals["capacity_us"] == capacity
@@ -170,11 +172,11 @@ def test_every_microsecond_has_one_owner(store: Store, pool: Pool) -> None:
 
 @QUICK
 @given(pool=pools())
-def test_lines_sum_to_the_cost_of_the_pool(store: Store, pool: Pool) -> None:
+def test_lines_sum_to_the_cost_of_the_pool(stores: Store, pool: Pool) -> None:
     digits = pool.plan.minor_digits
-    report = bill(store, pool, ("day",))
+    report = bill(stores, pool, ("day",))
     weights: dict[int, Fraction] = {}
-    for (_, _, day), (_, cost) in exact(store, pool).items():
+    for (_, _, day), (_, cost) in exact(stores, pool).items():
         weights[day] = weights.get(day, Fraction(0)) + cost
     expected = sum(day_total(int(cost * 10**9), digits) for cost in weights.values())
     totals = report.totals
@@ -184,25 +186,25 @@ def test_lines_sum_to_the_cost_of_the_pool(store: Store, pool: Pool) -> None:
 
 @QUICK
 @given(pool=pools(), by=st.lists(st.sampled_from(BY), min_size=1, max_size=3, unique=True))
-def test_grouping_and_filtering_move_no_cent(store: Store, pool: Pool, by: list[str]) -> None:
-    whole, grouped = bill(store, pool, ("tenant", "day")), bill(store, pool, tuple(by))
+def test_grouping_and_filtering_move_no_cent(stores: Store, pool: Pool, by: list[str]) -> None:
+    whole, grouped = bill(stores, pool, ("tenant", "day")), bill(stores, pool, tuple(by))
     assert costs(grouped) == costs(whole) and grouped.totals == whole.totals
-    finer = bill(store, pool, tuple(dict.fromkeys((*by, "tenant", "day", "device", "hour"))))
+    finer = bill(stores, pool, tuple(dict.fromkeys((*by, "tenant", "day", "device", "hour"))))
     for row in grouped.rows:
         same = [other for other in finer.rows if all(other.get(name) == row.get(name) for name in (*by, "line"))]
         assert sum((other["cost"] for other in same), Decimal(0)) == row["cost"]  # type: ignore[misc]
     nodes = sorted({record.node for record in pool.records})
-    assert sum((costs(bill(store, pool, filters=Filters(node=(node,)))) for node in nodes), Decimal(0)) == costs(whole)
+    assert sum((costs(bill(stores, pool, filters=Filters(node=(node,)))) for node in nodes), Decimal(0)) == costs(whole)
     tenants = sorted({record.tenant for record in pool.records if isinstance(record, SliceRecord)})
-    assert sum((costs(bill(store, pool, filters=Filters(tenant=(tenant,)))) for tenant in tenants), Decimal(0)) == whole.totals["tenants"]
+    assert sum((costs(bill(stores, pool, filters=Filters(tenant=(tenant,)))) for tenant in tenants), Decimal(0)) == whole.totals["tenants"]
 
 
 @QUICK
 @given(pool=pools())
-def test_no_line_is_a_whole_unit_off_its_exact_cost(store: Store, pool: Pool) -> None:
+def test_no_line_is_a_whole_unit_off_its_exact_cost(stores: Store, pool: Pool) -> None:
     unit = Decimal(1).scaleb(-pool.plan.minor_digits)
-    rows = bill(store, pool, ("tenant", "day")).rows
-    for (line, tenant, day), (us, cost) in exact(store, pool).items():
+    rows = bill(stores, pool, ("tenant", "day")).rows
+    for (line, tenant, day), (us, cost) in exact(stores, pool).items():
         same = [row for row in rows if row["line"] == line and row.get("tenant") == tenant]
         days = sorted({str(row["day"]) for row in rows})
         if us and len(days) == 1 and day:
@@ -211,39 +213,39 @@ def test_no_line_is_a_whole_unit_off_its_exact_cost(store: Store, pool: Pool) ->
 
 @QUICK
 @given(pool=pools(), seed=st.integers(0, 2**32))
-def test_order_of_rows_changes_no_byte(store: Store, pool: Pool, seed: int) -> None:
+def test_order_of_rows_changes_no_byte(stores: Store, pool: Pool, seed: int) -> None:
     shuffled = list(pool.records)
     random.Random(seed).shuffle(shuffled)
     for by in (("tenant",), ("project", "device", "hour")):
-        one, other = bill(store, pool, by), bill(store, replace(pool, records=tuple(shuffled)), by)
+        one, other = bill(stores, pool, by), bill(stores, replace(pool, records=tuple(shuffled)), by)
         for fmt in ("table", "json", "csv", "arrow", "parquet"):
             assert render(one, fmt) == render(other, fmt)
-        with store(pool.records) as first, store(shuffled) as second:
+        with stores(pool.records) as first, stores(shuffled) as second:
             assert render(usage_of(first, PERIOD, by, EVERYTHING), "json") == render(usage_of(second, PERIOD, by, EVERYTHING), "json")
 
 
 @QUICK
 @given(pool=pools())
-def test_renaming_tenants_moves_no_cent(store: Store, pool: Pool) -> None:
+def test_renaming_tenants_moves_no_cent(stores: Store, pool: Pool) -> None:
     names = dict(zip(TENANTS, ("zeta", "yankee", "xray", "whisky"), strict=True))
     renamed = tuple(replace(record, tenant=names[record.tenant]) if isinstance(record, SliceRecord) else record for record in pool.records)
-    before = {(row.get("tenant"), row["line"], row["day"]): row["cost"] for row in bill(store, pool, ("tenant", "day")).rows}
+    before = {(row.get("tenant"), row["line"], row["day"]): row["cost"] for row in bill(stores, pool, ("tenant", "day")).rows}
     after = {
         (row.get("tenant"), row["line"], row["day"]): row["cost"]
-        for row in bill(store, replace(pool, records=renamed), ("tenant", "day")).rows
+        for row in bill(stores, replace(pool, records=renamed), ("tenant", "day")).rows
     }
     assert {(names.get(str(tenant)), *rest): cost for (tenant, *rest), cost in before.items()} == after
 
 
 @QUICK
 @given(pool=pools())
-def test_merging_tenants_gives_the_sum(store: Store, pool: Pool) -> None:
+def test_merging_tenants_gives_the_sum(stores: Store, pool: Pool) -> None:
     merge = {"beta": "acme"}
     merged = tuple(
         replace(record, tenant=merge.get(record.tenant, record.tenant)) if isinstance(record, SliceRecord) else record
         for record in pool.records
     )
-    assert exact(store, replace(pool, records=merged)) == exact(store, pool, lambda name: merge.get(str(name), name))
+    assert exact(stores, replace(pool, records=merged)) == exact(stores, pool, lambda name: merge.get(str(name), name))
 
 
 def _halved(number: int | None) -> tuple[int | None, int | None]:
@@ -252,7 +254,7 @@ def _halved(number: int | None) -> tuple[int | None, int | None]:
 
 @QUICK
 @given(pool=pools())
-def test_splitting_intervals_changes_no_total(store: Store, pool: Pool) -> None:
+def test_splitting_intervals_changes_no_total(stores: Store, pool: Pool) -> None:
     split: list[UsageRecord] = []
     for record in pool.records:
         fields = [
@@ -272,14 +274,14 @@ def test_splitting_intervals_changes_no_total(store: Store, pool: Pool) -> None:
                     part, span_us=part.allocated_us + part.reserved_unused_us + part.unallocated_us + part.suspended_us + part.down_us
                 )
             split.append(part)
-    assert exact(store, replace(pool, records=tuple(split))) == exact(store, pool)
-    assert bill(store, replace(pool, records=tuple(split)), ("tenant", "day")).totals == bill(store, pool, ("tenant", "day")).totals
+    assert exact(stores, replace(pool, records=tuple(split))) == exact(stores, pool)
+    assert bill(stores, replace(pool, records=tuple(split)), ("tenant", "day")).totals == bill(stores, pool, ("tenant", "day")).totals
 
 
 @QUICK
 @given(pool=pools())
-def test_k_sharers_use_at_most_the_card(store: Store, pool: Pool) -> None:
-    with store(pool.records) as connection:
+def test_k_sharers_use_at_most_the_card(stores: Store, pool: Pool) -> None:
+    with stores(pool.records) as connection:
         report = chargeback_of(connection, PERIOD, pool.plan, ("device",), EVERYTHING, "used")
     spans: dict[str, int] = {}
     for record in pool.records:
@@ -291,7 +293,7 @@ def test_k_sharers_use_at_most_the_card(store: Store, pool: Pool) -> None:
 
 @QUICK
 @given(pool=pools())
-def test_free_work_stays_visible(store: Store, pool: Pool) -> None:
+def test_free_work_stays_visible(stores: Store, pool: Pool) -> None:
     free = parse_plan(
         PLAN.format(currency="EUR", basis="allocated", price='"0"', edge="2030-01-01")
         .replace("7.123456789", "0")
@@ -299,7 +301,7 @@ def test_free_work_stays_visible(store: Store, pool: Pool) -> None:
         .encode(),
         "free",
     )
-    report = bill(store, replace(pool, plan=free))
+    report = bill(stores, replace(pool, plan=free))
     capacity = sum(record.span_us for record in pool.records if isinstance(record, DeviceRecord))
     assert report.totals["cost"] == Decimal("0.00")
     assert abs(sum(Fraction(row["quantity"]) for row in report.rows) - Fraction(capacity, HOUR_US)) < Fraction(len(report.rows), 10**9)  # type: ignore[arg-type]
@@ -307,8 +309,8 @@ def test_free_work_stays_visible(store: Store, pool: Pool) -> None:
 
 @QUICK
 @given(pool=pools(), factor=st.sampled_from((2, 10, 1000)))
-def test_scaling_all_weights_changes_nothing(store: Store, pool: Pool, factor: int) -> None:
-    with store(pool.records) as connection:
+def test_scaling_all_weights_changes_nothing(stores: Store, pool: Pool, factor: int) -> None:
+    with stores(pool.records) as connection:
         shares = read_shares(connection, Calendar.of(PERIOD), pool.plan.basis, (), 4).shares
     text = 'schema = "poolmeter.plan/1"\nname = "p"\nversion = 1\ncurrency = "EUR"\n[[prices]]\nfrom = 2000-01-01\ndevice_hour = {{ "*" = "{}" }}'
     plan, dearer = (parse_plan(text.format(price).encode(), "p") for price in (Decimal("17.35"), Decimal("17.35") * factor))
@@ -318,9 +320,9 @@ def test_scaling_all_weights_changes_nothing(store: Store, pool: Pool, factor: i
 
 @QUICK
 @given(pool=pools(), cut=st.integers(1, 5))
-def test_adjacent_periods_add_up(store: Store, pool: Pool, cut: int) -> None:
+def test_adjacent_periods_add_up(stores: Store, pool: Pool, cut: int) -> None:
     middle_us = FIRST_US + cut * MINUTE_US
-    with store(pool.records) as connection:
+    with stores(pool.records) as connection:
         totals = [
             usage_of(connection, Period(start_us, end_us, PERIOD.zone), ("tenant",), EVERYTHING).totals
             for start_us, end_us in ((FIRST_US, middle_us), (middle_us, PERIOD.end_us), (FIRST_US, PERIOD.end_us))
@@ -340,13 +342,13 @@ def test_adjacent_periods_add_up(store: Store, pool: Pool, cut: int) -> None:
     assert days[0] + days[1] == days[2]  # type: ignore[operator]
 
 
-def test_the_generator_reaches_what_it_is_for(store: Store) -> None:
+def test_the_generator_reaches_what_it_is_for(stores: Store) -> None:
     seen = {"scaled": False, "idle": False, "edge": False, "unknown": False}
 
     @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     @given(pool=pools())
     def look(pool: Pool) -> None:
-        with store(pool.records) as connection:
+        with stores(pool.records) as connection:
             found = read_shares(connection, Calendar.of(PERIOD), "used", pool.plan.edges_us, 1)
         seen["scaled"] |= found.scaled_minutes > 0
         seen["idle"] |= any(share.line == "idle" and share.us for share in found.shares)

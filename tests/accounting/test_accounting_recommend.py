@@ -41,6 +41,7 @@ from poolmeter.model.snapshot import SliceSnapshot, Snapshot
 from poolmeter.model.units import GIB, MINUTE_US
 from poolmeter.model.usage import EventRecord
 from poolmeter.places import CollectorData
+from poolmeter.tokens import make_token, read_token
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/reference/decisions.schema.json").read_text())
 
@@ -134,7 +135,9 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A collector's API over a data folder, and its URL."""
     data = CollectorData(tmp_path / "data")
     with Store(data.store) as opened, Books(data.books) as books:
-        server = uvicorn.Server(uvicorn.Config(create_app(ApiState(opened, books)), port=0, log_config=None, lifespan="off"))
+        server = uvicorn.Server(
+            uvicorn.Config(create_app(ApiState(opened, books, read_token(make_token(data.root)))), port=0, log_config=None, lifespan="off")
+        )
         thread = threading.Thread(target=server.run)
         thread.start()
         deadline = time.monotonic() + 10
@@ -151,7 +154,8 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 @pytest.fixture(params=["file", "api"])
 def decisions(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DecisionStore]:
     if request.param == "api":
-        yield ApiStore(request.getfixturevalue("served")[1])
+        folder, url = request.getfixturevalue("served")
+        yield ApiStore(url, read_token(make_token(folder)))
         return
     with Books(tmp_path / "books.sqlite") as books:
         yield FileStore(books)

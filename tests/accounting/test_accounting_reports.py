@@ -95,7 +95,7 @@ def test_usage_in_hours(store: Store, hour: Any) -> None:
         "capacity_us": 7_200_000_000, "allocated_us": 2_700_000_000, "reserved_unused_us": 0, "unallocated_us": 4_500_000_000,
         "suspended_us": 0, "down_us": 0, "unaccounted_us": 0,
     }  # fmt: skip
-    assert report.warnings == ("use without the hook is unknown for 60 of 120 device records; unaccounted_us is the known part",)
+    assert report.warnings == ("use without the hook is unknown for 60 of 120 device records; what is said of it is the known part",)
 
 
 def test_basis_is_mixed_when_records_differ(store: Store, minutes: Any) -> None:
@@ -164,7 +164,7 @@ def test_used_basis_by_hand(store: Store, hour: Any) -> None:
         (None, "idle"): (Decimal("0.25"), Decimal("9.00")),
         (None, "unallocated"): (Decimal("1.25"), Decimal("27.00")),
     }
-    assert report.rows[1]["completeness"] == 0 and "use is unknown for 1 lines" in report.warnings[-1]
+    assert report.rows[1]["completeness"] == 0 and "use is unknown for 1 lines" in report.warnings[0]
 
 
 def test_who_used_nothing_still_sees_the_price(store: Store, minutes: Any) -> None:
@@ -201,6 +201,7 @@ def test_a_promise_without_slice_records_and_a_slice_without_a_device(store: Sto
         assert report.warnings == (
             "60000000 us are promised without a slice record that tells to whom: they are in the overhead",
             "in 1 device-minutes slices have no device record: shown as usage, not charged",
+            "use without the hook is unknown for 1 of 1 device records; what is said of it is the known part",
         )
 
 
@@ -321,7 +322,7 @@ def test_the_collector_serves_and_documents_them(tmp_path: Path, hour: Any) -> N
     data = CollectorData(tmp_path)
     publish_records(data.store, hour.records, now_us=DAY.end_us)
     with OpenStore(data.store) as opened, Books(data.books) as books:
-        app = create_app(ApiState(opened, books), routes(data.store))
+        app = create_app(ApiState(opened, books, "token"), routes(data.store))
         status, body = get(app, "/openapi.json")
         paths = json.loads(body)["paths"]
         assert status == 200 and paths["/v1/reports/usage"]["get"]["summary"] == "Who used what."
@@ -375,3 +376,36 @@ def test_demo_plan_only_for_a_simulated_pool(tmp_path: Path, hour: Any, data: Pa
         and body["totals"]["cost"] == "200"
         and body["warnings"][0].startswith("use is")
     )
+
+
+def test_use_without_the_hook_is_named_on_both_reports(store: Store, minutes: Any) -> None:
+    minutes.device(0, unaccounted_us=1_800_000)
+    minutes.device(1, unaccounted_us=1_800_000)
+    minutes.device(0, "GPU-2", node="n2", unaccounted_us=30_000_000, allocated_us=60_000_000)
+    minutes.slice(0, "acme", 60_000_000, 10_000_000, uuid="GPU-2", node="n2")
+    minutes.device(0, "GPU-3", node="n2", unaccounted_us=0)
+    expected = (
+        "device GPU-2 of node n2: 0.008333333 device-hours were used by programs without the hook (unaccounted); nobody is billed for them",
+        "device GPU-1 of node n1: 0.001000000 device-hours were used by programs without the hook (unaccounted); nobody is billed for them",
+    )
+    with store(minutes.records) as connection:
+        usage = usage_of(connection, DAY, ("tenant",), EVERYTHING)
+        assert usage.warnings == expected and usage.totals["unaccounted_us"] == 33_600_000
+        assert chargeback_of(connection, DAY, demo_plan(), ("tenant",), EVERYTHING).warnings == expected
+        for question in (
+            usage_of(connection, DAY, ("day",), Filters(node=("n1",))),
+            chargeback_of(connection, DAY, demo_plan(), ("day",), Filters(node=("n1",))),
+        ):
+            assert question.warnings == expected[1:]
+        # It is no tenant's business what others ran.
+        assert usage_of(connection, DAY, ("tenant",), Filters(tenant=("acme",))).warnings == ()
+        assert "without the hook" in render(usage, "table").decode() and "without the hook" in render(usage, "json").decode()
+
+
+def test_many_cards_used_without_the_hook_are_summed(store: Store, minutes: Any) -> None:
+    for number in range(23):
+        minutes.device(0, f"GPU-{number:02}", unaccounted_us=3_600_000)
+    with store(minutes.records) as connection:
+        warnings = usage_of(connection, DAY, ("tenant",), EVERYTHING).warnings
+    assert len(warnings) == 21 and warnings[0].startswith("device GPU-00 of node n1: 0.001000000 device-hours")
+    assert warnings[-1] == "3 more devices: 0.003000000 device-hours unaccounted; see usage --by device and --node"

@@ -35,6 +35,7 @@ from poolmeter.model.usage import RecordKind
 
 DAY = 1_799_971_200_000_000
 NOW = DAY + 12 * HOUR_US
+TOKEN = "between-daemons"
 EPOCH = "0b8f1c1e-5a55-4c59-9a55-0d6a4a2c7b11"
 MADE = records("n1", EPOCH, 1, 42, DAY)
 DECISION = Decision("d1", "n1", "a1", "GPU-1", 1, 0, NOW, NOW + HOUR_US, "rule", "why", "00", memory_bytes=5)
@@ -48,25 +49,27 @@ def state(tmp_path: Path) -> Iterator[ApiState]:
         rows = [NodeRow("http://n1", "n1", EPOCH, NOW, "up", None, "p", True), bad]
         store.publish([Batch("n1", EPOCH, checked, NOW)], [newest(snapshot("n1", EPOCH, NOW))], rows, now_us=NOW)
         statuses = [NodeStatus(row, pulls=3, failures=index, rows=42) for index, row in enumerate(store.state.nodes.values())]
-        yield ApiState(store, books, lambda: statuses, clock=ManualClock(NOW))
+        yield ApiState(store, books, TOKEN, lambda: statuses, clock=ManualClock(NOW))
 
 
-def client(state: ApiState, *extra: Route) -> httpx.AsyncClient:
+def client(state: ApiState, *extra: Route, token: str | None = TOKEN) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(create_app(state, extra))
-    return httpx.AsyncClient(transport=transport, base_url="http://collector")
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return httpx.AsyncClient(transport=transport, base_url="http://collector", headers=headers)
 
 
-async def test_writing_needs_the_daemons_token_where_reading_needs_none(state: ApiState) -> None:
+async def test_writing_needs_the_token_where_reading_needs_none(state: ApiState) -> None:
     """Or whoever reaches the port could raise their own limit."""
-    state.write_token = "between-daemons"
     body = {"decisions": [to_plain(DECISION)], "by": "me"}
-    async with client(state) as http:
+    async with client(state, token=None) as http:
         assert (await http.get("/v1/decisions")).status_code == 200
-        for headers in ({}, {"Authorization": "Bearer wrong"}):
-            assert (await http.post("/v1/decisions", json=body, headers=headers)).status_code == 401
+        for headers, found in (({}, "has no token"), ({"Authorization": "Bearer wrong"}, "has another token than the collector's")):
+            answer = await http.post("/v1/decisions", json=body, headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"].startswith(f"the request {found}, expected Authorization: Bearer with the token of")
             assert (await http.post("/v1/decisions/d1/approve", json={"by": "me"}, headers=headers)).status_code == 401
         assert (await http.get("/v1/decisions")).json()["rows"] == []
-        assert (await http.post("/v1/decisions", json=body, headers={"Authorization": "Bearer between-daemons"})).status_code == 200
+        assert (await http.post("/v1/decisions", json=body, headers={"Authorization": f"Bearer {TOKEN}"})).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -205,12 +208,12 @@ async def test_a_store_that_is_gone_is_said_so(state: ApiState) -> None:
 
 
 async def test_a_token_guards_everything_but_liveness(state: ApiState) -> None:
-    state.token = "secret"
-    async with client(state) as http:
+    state.reads_need_token = True
+    async with client(state, token=None) as http:
         for path in ("/v1/health", "/v1/usage", "/v1/decisions", "/metrics", "/openapi.json"):
             assert (await http.get(path)).status_code == 401
             assert (await http.get(path, headers={"Authorization": "Bearer wrong"})).status_code == 401
-            assert (await http.get(path, headers={"Authorization": "Bearer secret"})).status_code == 200
+            assert (await http.get(path, headers={"Authorization": f"Bearer {TOKEN}"})).status_code == 200
         assert (await http.post("/v1/decisions/d1/approve", json={})).status_code == 401
         assert (await http.get("/healthz")).status_code == 200
 

@@ -1,6 +1,8 @@
 """A small pool in a real store: two nodes of two cards, three tenants, one program without the hook, one card that is lost."""
 
 import uuid
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,22 @@ def fill_store(data: Path, now_us: int) -> None:
             sequence[piece[0]] += 1
             records.append(slice_record(piece, sequence[piece[0]], minute_us))
     publish_records(CollectorData(data).store, records, [snapshot_of(node, now_us, failing=node == "node-b") for node in EPOCHS])
+
+
+@pytest.fixture
+def short_minute() -> Callable[[Path, int], None]:
+    """Makes a store in a data folder whose node has been watched for so many microseconds; nothing has run yet."""
+
+    def fill(data: Path, span_us: int) -> None:
+        now_us = SystemClock().wall_us()
+        record = replace(
+            device_record("node-a", 0, 1, now_us - now_us % MINUTE_US - MINUTE_US), span_us=span_us, allocated_us=span_us // 2,
+            unallocated_us=span_us - span_us // 2, busy_us=0, hooked_us=0, unaccounted_us=0,
+        )  # fmt: skip
+        now = snapshot_of("node-a", now_us, failing=False)
+        publish_records(CollectorData(data).store, [record], [replace(now, devices=now.devices[:1], slices=())])
+
+    return fill
 
 
 @pytest.fixture

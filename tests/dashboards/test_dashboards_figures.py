@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolmeter.dashboards.figures import FREE, NOT_KNOWN, UNKNOWN, Part, ago, compute_parts, figures, memory_parts, percent, size
+from poolmeter.dashboards.figures import FREE, NOT_KNOWN, NOT_YET, UNKNOWN, Part, ago, compute_parts, figures, memory_parts, percent, size
 from poolmeter.dashboards.reading import CardNow, PoolNow, SliceNow
 from poolmeter.model.units import MINUTE_US
 
@@ -73,7 +73,7 @@ def test_parts_fill_the_bar_and_free_is_what_is_left(card: CardNow, pieces: list
     for parts in (compute_parts(card, pieces), memory_parts(card, pieces)):
         assert all(part.share > 0 and part.card == card.name for part in parts)
         total = sum((part.share for part in parts), Fraction(0))
-        assert total == 1 if any(part.owner == FREE for part in parts) else total >= 1
+        assert total >= 1 and (total == 1 or not any(part.owner == FREE for part in parts))
 
 
 @given(cards(), st.lists(slices(), max_size=4))
@@ -93,20 +93,26 @@ def test_shares_speak_of_what_is_known_alone(drawn: tuple[tuple[CardNow, ...], l
     known = [card for card in pool.cards if not card.stale and card.span_us and card.busy_us is not None]
     assert now.busy.known == len(known)
     if not known:
-        assert now.busy.value is None and now.busy.text() == UNKNOWN
+        early = all(not card.stale and card.span_us is None for card in pool.cards)
+        assert now.busy.value is None and now.busy.text() == (NOT_YET if early else UNKNOWN)
     else:
         assert now.busy.value == Fraction(sum(card.busy_us or 0 for card in known), MINUTE_US * len(known))
 
 
 @given(pools)
 def test_hiding_a_value_never_reads_as_idle_or_free(drawn: tuple[tuple[CardNow, ...], list[SliceNow]]) -> None:
-    """A slice whose use becomes unknown adds nothing to the idle share: the card leaves the sum with it."""
+    """A slice whose use becomes unknown adds nothing to the idle share: the card leaves the sum with it; with no slice left, none is known."""
     pool = pool_of(drawn)
     hidden = replace(pool, slices=tuple(replace(piece, used_us=None) for piece in pool.slices))
     if pool.slices:
-        with_slices = {piece.device_uuid for piece in pool.slices}
-        others = [card for card in pool.cards if card.span_us and not card.stale and card.uuid not in with_slices]
-        assert figures(hidden).idle_allocated.value == (0 if others else None)
+        assert figures(hidden).idle_allocated.value is None
+
+
+@given(cards(), st.lists(slices(), max_size=4))
+def test_what_others_may_have_used_is_not_free(card: CardNow, pieces: list[SliceNow]) -> None:
+    owners = [part.owner for part in compute_parts(card, pieces)]
+    assert FREE not in owners or None not in (card.unaccounted_us, card.switch_overhead_us)
+    assert FREE not in [part.owner for part in memory_parts(card, pieces)] or card.unaccounted_memory_bytes is not None
 
 
 @given(st.fractions(0, 2))

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
@@ -88,7 +89,21 @@ def test_pages_with_an_empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     publish_records(CollectorData(tmp_path).store, [])
     app = page("now")
     assert not app.exception
-    assert metrics(app)["Busy"] == "unknown"
+    assert {metrics(app)[name] for name in ("Allocated", "Busy", "Idle allocated", "Unaccounted")} == {"no data yet"}
+
+
+def test_the_first_seconds_of_a_pool_are_no_data_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_minute: Callable[[Path, int], None]
+) -> None:
+    """A minute that was watched for seven seconds, in which nothing ran, does not say that the pool stands idle."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    shown = {}
+    for span_us in (7_000_000, 31_000_000):
+        monkeypatch.setenv("POOLMETER_DATA", str(tmp_path / str(span_us)))
+        short_minute(tmp_path / str(span_us), span_us)
+        shown[span_us] = {name: metrics(page("now"))[name] for name in ("Allocated", "Busy", "Unaccounted")}
+    assert shown[7_000_000] == dict.fromkeys(("Allocated", "Busy", "Unaccounted"), "no data yet")
+    assert shown[31_000_000] == {"Allocated": "50.0 %", "Busy": "0.0 %", "Unaccounted": "0.0 %"}
 
 
 @pytest.mark.parametrize(
@@ -187,4 +202,5 @@ def test_bill_by_a_configured_plan_and_zone(data: Path, tmp_path: Path, monkeypa
     totals = cli(data, "chargeback", "--from", "7d", "--config", str(config))["totals"]
     assert isinstance(totals, dict)
     assert metrics(app)["Pool cost"] == f"{totals['cost']} JPY"
-    assert app.text_input[0].value == "Asia/Tokyo" and not app.warning
+    assert app.text_input[0].value == "Asia/Tokyo"
+    assert not [warning.value for warning in app.warning if "without the hook" not in warning.value]

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,9 +48,10 @@ def test_kills_lose_nothing(tmp_path: Path, rng: random.Random, rounds: Callable
     nodes = simulated_nodes(tmp_path, ("n",), "h200x4")
     node = nodes[0]
     assert node.machine is not None
-    pool = Pool(tmp_path, nodes, interval_s=0.5, restart_pause_s=0.02)
+    pool = Pool(tmp_path, nodes, interval_s=0.5, restart_pause_s=0.02, restart_most_s=0.1)
     running: list[subprocess.Popen[bytes]] = []
     started = 0
+    killed: Counter[str] = Counter()
     try:
         pool.start()
         for _ in rounds(50, 1000):
@@ -59,13 +61,19 @@ def test_kills_lose_nothing(tmp_path: Path, rng: random.Random, rounds: Callable
                 running.append(start_tenant(pool, node, started, rng.uniform(0.5, 4)))
                 started += 1
             time.sleep(rng.uniform(0.02, 0.5))
-            victims = [
-                daemon.process.pid for daemon in pool.daemons.values() if daemon.process is not None and daemon.process.poll() is None
-            ]
-            victims += [child for pid in victims for child in children(pid)]  # an exporter's sampler
-            victims += [pid for process in running for pid in (process.pid, *children(process.pid))]
+            alive = {
+                name: daemon.process.pid
+                for name, daemon in pool.daemons.items()
+                if daemon.process is not None and daemon.process.poll() is None
+            }
+            tenants = [pid for process in running for pid in (process.pid, *children(process.pid))]
+            samplers = [child for pid in alive.values() for child in children(pid)]
+            # A daemon every second time: it starts again at once, and its kill is what matters most.
+            kinds = [*alive, "tenant"] if rng.random() < 0.5 else ["tenant", *(["child"] if samplers else [])]
+            kind = rng.choice(kinds)
+            killed[kind] += 1
             with contextlib.suppress(ProcessLookupError):
-                os.kill(rng.choice(victims), signal.SIGKILL)
+                os.kill(alive.get(kind) or rng.choice(samplers if kind == "child" else tenants), signal.SIGKILL)
         for process in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
@@ -76,6 +84,8 @@ def test_kills_lose_nothing(tmp_path: Path, rng: random.Random, rounds: Callable
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         pool.stop()
+    print(f"killed: {dict(killed)}")
+    assert all(killed[name] >= 3 for name in (*pool.daemons, "tenant")), killed
     check_promises(node)
     check_store(tmp_path, node)
 

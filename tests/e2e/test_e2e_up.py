@@ -80,11 +80,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.timeout(400)
 def test_the_demo_bills_what_the_simulator_knows(demo: dict[str, Any]) -> None:
     rows = {row["tenant"]: row for row in demo["rows"]}
-    assert set(rows) == {"busy", "idle", "over-memory", "short", "unhooked"}
-    for tenant in ("busy", "over-memory", "short"):
+    assert set(rows) == {"vision", "research", "search", "speech", "unhooked"}
+    for tenant in ("vision", "search", "speech"):
         assert rows[tenant]["billed_device_seconds"] == pytest.approx(rows[tenant]["true_device_seconds"], rel=Decimal("0.01")), tenant
         assert rows[tenant]["true_device_seconds"] > 0
-    assert rows["idle"]["billed_device_seconds"] == rows["idle"]["true_device_seconds"] == 0
+    assert rows["research"]["billed_device_seconds"] == rows["research"]["true_device_seconds"] == 0
     assert "billed_device_seconds" not in rows["unhooked"] and rows["unhooked"]["true_device_seconds"] > 1
 
 
@@ -186,7 +186,7 @@ def test_up_serves_runs_resizes_and_stops(tmp_path: Path) -> None:
         process.wait(90)
         assert process.returncode == 0
     rows = {row["tenant"]: row for row in ask("usage", "--data", str(data), "--from", "1d")["rows"]}
-    assert {"busy", "idle", "over-memory", "short", "guest"} <= set(rows)
+    assert {"vision", "research", "search", "speech", "guest"} <= set(rows)
     for pid in state["pids"].values():
         assert not Path(f"/proc/{pid}").exists()
 

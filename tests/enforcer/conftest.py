@@ -14,6 +14,7 @@ import pytest
 
 from poolmeter.enforcer.admission import OverCommit, occupancy
 from poolmeter.enforcer.book import Book
+from poolmeter.enforcer.changes import claim_of
 from poolmeter.enforcer.client import EnforcerClient
 from poolmeter.enforcer.inventory import Device
 from poolmeter.enforcer.journal import Journal, read_events
@@ -77,7 +78,7 @@ def agree(book: Book) -> None:
         if event.allocation is not None:
             allocation = from_plain(Allocation, event.allocation)
             told[allocation.id] = allocation
-    assert {key: item for key, item in told.items() if item.state is AllocationState.ACTIVE} == entries
+    assert {key: item for key, item in told.items() if item.state is not AllocationState.RELEASED} == entries
     assert {folder.name for folder in book.run.allocations.iterdir()} == set(entries)
     for key, allocation in entries.items():
         folder = book.run.allocations / key
@@ -85,13 +86,19 @@ def agree(book: Book) -> None:
         grant = read_grant(folder / "grant")
         assert (grant.generation, grant.allocation_id, grant.decision_id) == (allocation.generation, key, allocation.decision_id)
         limits = [(item.device_uuid, item.compute_limit_ppm, item.memory_bytes) for item in allocation.slices]
-        if allocation.mode is Mode.HOOK:
+        rests = allocation.state is AllocationState.SUSPENDED
+        assert grant.suspended is rests
+        if rests:
+            assert [item.memory_bytes for item in grant.devices] == [0] * len(limits)
+        elif allocation.mode is Mode.HOOK:
             assert [(item.uuid, item.compute_ppm, item.memory_bytes) for item in grant.devices] == limits
         assert read_meter(folder / "meter").device_uuids == tuple(item.device_uuid for item in allocation.slices)
     for folder in book.run.retired.iterdir():
         assert told[folder.name].state is AllocationState.RELEASED
         assert read_grant(folder / "grant").suspended
-    for card in occupancy(book.inventory.devices(), entries.values()):
+    for card in occupancy(
+        book.inventory.devices(), (claim_of(item, {}) for item in entries.values() if item.state is AllocationState.ACTIVE)
+    ):
         assert card.free_ppm(book.over) >= 0 and card.free_bytes(book.over) >= 0
 
 

@@ -81,6 +81,49 @@ def test_a_refused_resize_changes_nothing(open_book, agree) -> None:
     agree(book)
 
 
+def test_a_suspended_share_makes_room_and_comes_back_when_there_is_some(open_book, agree) -> None:
+    book = open_book(count=1)
+    first = book.create(AllocationRequest(Labels("acme"), compute_ppm=700_000, memory_bytes=60 * GIB), Owner())
+    rest = AllocationRequest(Labels("acme"), compute_ppm=500_000, memory_bytes=40 * GIB)
+    with pytest.raises(Refused, match="is free"):
+        book.create(rest, Owner())
+    resting = book.suspend(first.id).allocation
+    assert (resting.state, resting.slices, resting.generation) == (AllocationState.SUSPENDED, first.slices, first.generation + 2)
+    agree(book)
+    second = book.create(rest, Owner())
+    for use, told in ((book.suspend, "is suspended, expected an active one"), (book.resume, "cannot grow on device")):
+        with pytest.raises(Refused, match=told):
+            use(first.id)
+    with pytest.raises(Refused, match="is suspended, expected an active one to resize"):
+        book.resize(ResizeRequest(first.id, compute_ppm=1))
+    book = open_book(count=1)  # it is still suspended after a restart
+    assert book.get(first.id).state is AllocationState.SUSPENDED
+    agree(book)
+    book.release(second.id)
+    back = book.resume(first.id).allocation
+    assert (back.state, back.slices) == (AllocationState.ACTIVE, first.slices)
+    with pytest.raises(Refused, match="is active, expected a suspended one"):
+        book.resume(first.id)
+    agree(book)
+    book.suspend(first.id)
+    book.release(first.id)
+    agree(book)
+    assert [event.kind for event in read_events(book.journal.path)].count("suspended") == 2
+
+
+def test_a_suspended_share_keeps_the_memory_that_its_programs_hold(open_book) -> None:
+    book = open_book(count=1)
+    first = book.create(AllocationRequest(Labels("acme"), compute_ppm=500_000, memory_bytes=60 * GIB), Owner())
+    meter = book.run.allocations / first.id / "meter"
+    with meter.open("r+b") as file:  # 30 GiB, in units of 512 bytes
+        file.seek(layout.Meter.from_buffer_copy(meter.read_bytes()).devices_offset + layout.MeterDevice.memory_word.offset)
+        file.write((30 * GIB // 512).to_bytes(8, "little"))
+    assert "30.0 GiB on device" in book.suspend(first.id).warnings[0]
+    with pytest.raises(Refused, match=r"50\.0 GiB is free"):
+        book.create(AllocationRequest(Labels("acme"), compute_ppm=1_000_000, memory_bytes=51 * GIB), Owner())
+    book.create(AllocationRequest(Labels("acme"), compute_ppm=1_000_000, memory_bytes=50 * GIB), Owner())
+
+
 def test_a_whole_card_is_nobody_elses_and_is_not_resized(open_book, agree) -> None:
     book = open_book(count=1)
     whole = book.create(AllocationRequest(Labels("acme"), mode=Mode.WHOLE), Owner())
@@ -188,6 +231,17 @@ def test_a_spoiled_meter_holds_no_promise(open_book, agree) -> None:
     assert book.tend() == (allocation.id,)
 
 
+def test_a_board_that_somebody_spoiled_makes_room_for_a_new_one(open_book) -> None:
+    book = open_book()
+    whole, torn, linked, unfinished = (book.run.devices / name for name in ("GPU-1", "GPU-2", "GPU-3", "GPU-4.123"))
+    whole.write_bytes(bytes(layout.Board()))
+    torn.write_bytes(b"x")
+    linked.symlink_to("/etc/passwd")
+    unfinished.write_bytes(b"x")
+    book.tend()
+    assert sorted(path.name for path in book.run.devices.iterdir()) == ["GPU-1", "GPU-4.123"]
+
+
 def test_one_enforcer_a_run_folder(open_book, cards, tmp_path: Path) -> None:
     book = open_book()
     with pytest.raises(Unavailable, match="has an enforcer already"):
@@ -292,12 +346,15 @@ def in_child(work: Callable[[], object], step: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-@pytest.mark.parametrize("verb", ["create", "resize", "release", "decision"])
+@pytest.mark.parametrize("verb", ["create", "resize", "release", "decision", "suspend", "resume"])
 def test_cut_off_at_any_step_the_next_start_finds_one_story(verb: str, open_book, cards, agree, tmp_path: Path) -> None:
     book = open_book()
     book.create(replace(SMALL, device_count=4, compute_ppm=600_000), Owner())
     mine = book.create(SMALL, Owner())
+    if verb == "resume":
+        book.suspend(mine.id)
     book.close()
+    before = (2, "suspended" if verb == "resume" else 20 * GIB)
     finished = False
     outcomes = set()
     for step in range(400):
@@ -317,9 +374,10 @@ def test_cut_off_at_any_step_the_next_start_finds_one_story(verb: str, open_book
         agree(one)
         entries = {item.id: item for item in one.entries()}
         after = entries.get(mine.id)
-        state = (len(entries), after is not None and after.slices[0].memory_bytes)
+        rests = after is not None and after.state is AllocationState.SUSPENDED
+        state = (len(entries), "suspended" if rests else after is not None and after.slices[0].memory_bytes)
         outcomes.add(state)
-        assert state in {(2, 20 * GIB), _done(verb)}
+        assert state in {before, _done(verb)}
         if finished:
             assert state == _done(verb)
         if verb == "decision" and state == _done(verb):
@@ -329,7 +387,7 @@ def test_cut_off_at_any_step_the_next_start_finds_one_story(verb: str, open_book
         if finished:
             break
     assert finished
-    assert outcomes == {(2, 20 * GIB), _done(verb)}  # both sides of the commit point were tried
+    assert outcomes == {before, _done(verb)}  # both sides of the commit point were tried
 
 
 def _act(book: Book, verb: str, mine: Allocation) -> None:
@@ -339,10 +397,15 @@ def _act(book: Book, verb: str, mine: Allocation) -> None:
         book.resize(ResizeRequest(mine.id, memory_bytes=8 * GIB))
     elif verb == "release":
         book.release(mine.id)
+    elif verb == "suspend":
+        book.suspend(mine.id)
+    elif verb == "resume":
+        book.resume(mine.id)
     else:
         after = book.admitted(mine, None, 8 * GIB, mine.slices[0].device_uuid, "d-1")
         book.decide("d-1", mine.id, "applied", "lower", after)
 
 
 def _done(verb: str) -> tuple[int, object]:
-    return {"create": (3, 20 * GIB), "release": (1, False)}.get(verb, (2, 8 * GIB))
+    others: dict[str, tuple[int, object]] = {"suspend": (2, "suspended"), "resume": (2, 20 * GIB)}
+    return (others | {"create": (3, 20 * GIB), "release": (1, False)}).get(verb, (2, 8 * GIB))

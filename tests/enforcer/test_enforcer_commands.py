@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from poolmeter.enforcer.commands import _COLUMNS
 from poolmeter.enforcer.nodes import KnownNode, nodes_of_pool
 from poolmeter.enforcer.run import Run
 from poolmeter.errors import BadInput
+from poolmeter.pages import layout
 from poolmeter.places import NodeRun
 
 
@@ -113,6 +115,21 @@ def test_show_and_resize(node, allocation) -> None:
     shown = json.loads(node.poolmeter("allocation", "show", name, "--format", "json").stdout)
     assert shown["rows"] == [row]
     assert shown["totals"]["processes"] == 0 and shown["totals"]["folder"].endswith(name)
+    assert shown["totals"]["hook_faults"] == 0
+
+
+def test_show_says_what_a_hook_could_not_do_and_what_a_meter_cannot_say(node) -> None:
+    (row,) = json.loads(node.poolmeter("allocation", "create", "--compute", "1", "--format", "json").stdout)["rows"]
+    meter = node.run.allocations / row["allocation"] / "meter"
+    with meter.open("r+b") as file:
+        file.seek(layout.Meter.faults.offset)
+        file.write((3).to_bytes(8, "little"))
+    words = ("allocation", "show", row["allocation"], "--format", "json")
+    assert json.loads(node.poolmeter(*words).stdout)["totals"]["hook_faults"] == 3
+    os.truncate(meter, 100)
+    told = json.loads(node.poolmeter(*words).stdout)
+    assert told["totals"].get("hook_faults") is None and str(meter) in told["warnings"][0]
+    assert node.poolmeter("allocation", "release", row["allocation"]).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -128,6 +145,8 @@ def test_show_and_resize(node, allocation) -> None:
         (["show", "nonsense"], 2, "allocation id is 'nonsense'"),
         (["show", "a-0000000000-0123456789ab"], 1, "not on this node"),
         (["resize", "a-0000000000-0123456789ab", "--compute", "10"], 1, "not on this node"),
+        (["resize", "a-0000000000-0123456789ab", "--compute", "0"], 2, "percentage above 0"),
+        (["resize", "a-0000000000-0123456789ab", "--compute", "101"], 2, "at most 100"),
         (["release", "a-0000000000-0123456789ab"], 1, "not on this node"),
         (["list", "--run", "/nonexistent"], 3, "no enforcer answers at /nonexistent/enforcer.sock"),
     ],

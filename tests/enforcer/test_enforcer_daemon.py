@@ -114,6 +114,20 @@ def test_errors_keep_their_kind(client: EnforcerClient) -> None:
         (b'{"version":1,"verb":"create","body":{"labels":{"tenant":"t"},"compute_ppm":1e9}}\n', "expected int"),
         (b'{"version":1,"verb":"create","body":{"labels":{"tenant":"t"},"compute_ppm":0}}\n', "expected 1 to 1000000"),
         (b'{"version":1,"verb":"create","body":{"labels":{"tenant":"t"},"devices":["0","0"]}}\n', "different"),
+        *(
+            (b'{"version":1,"verb":"create","body":{"labels":{"tenant":"t","project":%s}}}\n' % value, told)
+            for value, told in (
+                (b'"%s"' % (b"x" * 129), "expected 1 to 128 printable characters without outer spaces"),
+                (b'""', "project is ''"),
+                (b'" x"', "project is ' x'"),
+                (b'"a\\nb"', r"project is 'a\nb'"),
+                (b'"\\u0000"', r"project is '\x00'"),
+                (b'"\\ud800"', r"project is '\ud800'"),  # half a character
+                (b'"\\u202e"', r"project is '\u202e'"),  # turns the line round on a terminal
+                (b"7", "expected str"),
+                (b'["a","b"]', "expected str"),
+            )
+        ),
     ],
 )
 def test_a_request_that_is_not_one_is_answered_and_the_next_served(client: EnforcerClient, line: bytes, told: str) -> None:
@@ -201,6 +215,26 @@ def test_others_change_only_what_they_created(open_book) -> None:
     daemon._resize({"id": mine.id, "compute_ppm": 100_000}, me)
     daemon._release({"id": mine.id}, me)
     daemon._release({"id": roots.id}, Peer(1, 0, 0))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_a_socket_that_is_closed_to_a_user_says_so(make_node) -> None:
+    node = make_node("closed")
+    for folder in (node.root, *node.root.parents[:3]):
+        folder.chmod(0o755)
+    node.run.socket.chmod(0o600)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setuid(4242)
+            node.client.list()
+            os._exit(1)
+        except Unavailable as error:
+            os._exit(0 if "is closed to this user, expected its owner or root" in str(error) else 2)
+        finally:
+            os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_path_too_long_for_a_socket_works_all_the_same(tmp_path: Path, cards) -> None:

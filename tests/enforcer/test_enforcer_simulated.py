@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from poolmeter.enforcer.inventory import NvmlInventory
+from poolmeter.enforcer.journal import read_events
 from poolmeter.enforcer.launch import hooked_environment
 from poolmeter.enforcer.request import AllocationRequest, ResizeRequest
 from poolmeter.enforcer.run import simulated_environment
@@ -130,6 +131,43 @@ def test_a_resized_compute_limit_bites_while_the_program_runs(node, machine: Pat
     running.terminate()
     assert json.loads(running.communicate(timeout=30)[0])["cuda_error"] is None
     assert node.poolmeter("allocation", "release", allocation.id).returncode == 0
+
+
+def test_a_suspended_program_waits_and_goes_on_where_it_was(node, machine: Path) -> None:
+    allocation = node.client.create(AllocationRequest(Labels("acme"), compute_ppm=500_000, memory_bytes=GIB, devices=("1",)))
+    folder = node.run.allocations / allocation.id
+    environment = hooked_environment(os.environ, allocation, folder, native_path(HOOK_LIBRARY), simulated_environment(machine))
+    (uuid,) = read_meter(folder / "meter").device_uuids
+    words = [*TENANT, "--kernel-us", "500", "--seconds", "0", "--allocate", "256M"]
+    running = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def launches() -> int:
+        return read_meter(folder / "meter").total(uuid).launches
+
+    until(lambda: launches() > 20)
+    done = node.poolmeter("allocation", "suspend", allocation.id, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["rows"][0]["state"] == "suspended" and "256.0 MiB on device" in told["warnings"][0]
+    time.sleep(0.3)
+    before = launches()
+    # Its time is another's now; what it holds of the memory is not.
+    other = node.client.create(AllocationRequest(Labels("other"), compute_ppm=1_000_000, memory_bytes=GIB, devices=("1",)))
+    refused = node.poolmeter("allocation", "resume", allocation.id)
+    assert refused.returncode == 1 and "of its time is asked, 0 % is free" in refused.stderr
+    assert launches() == before and running.poll() is None
+    node.client.release(other.id)
+    assert node.poolmeter("allocation", "resume", allocation.id).returncode == 0
+    until(lambda: launches() > before + 20)
+    running.terminate()
+    assert json.loads(running.communicate(timeout=30)[0])["cuda_error"] is None
+    assert node.poolmeter("allocation", "release", allocation.id).returncode == 0
+    assert [event.kind for event in read_events(node.journal) if event.allocation_id == allocation.id] == [
+        "created",
+        "suspended",
+        "resumed",
+        "released",
+    ]
 
 
 def test_killed_programs_leave_no_promise(node) -> None:

@@ -25,6 +25,7 @@ ACCOUNTING = (
     "charges",
     "clock",
     "estimates",
+    "guard",
     "lanes",
     "limiter",
     "marks",

@@ -122,7 +122,7 @@ def test_without_a_limit_nothing_waits_and_no_account_is_kept(card: Callable[...
 
 
 @pytest.mark.parametrize("us", [50, 1000])
-@pytest.mark.parametrize("limits", [(25, 55), (30, 70), (20, 30, 50)], ids=str)
+@pytest.mark.parametrize("limits", [(25, 55), (30, 70), (20, 30, 50), (25, 25, 50)], ids=str)
 def test_tenants_side_by_side_each_get_their_limit_of_what_the_card_gives(
     card: Callable[..., Card], us: int, limits: tuple[int, ...]
 ) -> None:

@@ -5,11 +5,13 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from poolmeter.enforcer.allocations import slot_lives
+from poolmeter.pages import layout
 from poolmeter.pages import native as pages_native
 from poolmeter.pages.grant import DeviceGrant, Grant, write_grant
 from poolmeter.pages.meter import MeterReading, create_meter, read_meter, reclaim
@@ -59,14 +61,14 @@ def counted(folder: Path, names: list[str]) -> tuple[int, int]:
     return low, high
 
 
-def test_kill_at_random_loses_and_doubles_nothing(native: Path, allocation: Path, long_run: int) -> None:
+def test_kill_at_random_loses_and_doubles_nothing(native: Path, allocation: Path, rounds: Callable[[int, int], Iterator[int]]) -> None:
     seed = int(os.environ.get("POOLMETER_SEED", "7"))
     dice = random.Random(seed)
     meter = allocation / "meter"
     names: list[str] = []
     alive: list[subprocess.Popen[str]] = []
     last = 0
-    for round_ in range(40 * long_run):
+    for round_ in rounds(40, 1000):
         while len(alive) < 4:
             names.append(f"w{len(names)}")
             alive.append(start(native, allocation, "churn", name=names[-1]))
@@ -116,8 +118,10 @@ def test_memory_in_slots_is_what_the_total_says(native: Path, allocation: Path) 
     assert read_meter(meter).shared[DEVICE].memory_bytes == 0
 
 
-def test_two_of_600_mib_never_both_fit_in_1_gib(native: Path, allocation: Path, long_run: int) -> None:
-    for _ in range(15 * long_run):
+def test_two_of_600_mib_never_both_fit_in_1_gib(native: Path, allocation: Path, rounds: Callable[[int, int], Iterator[int]]) -> None:
+    done = 0
+    for _ in rounds(15, 1000):
+        done += 1
         pair = [start(native, allocation, "take", str(600 * MIB), name=f"t{i}") for i in range(2)]
         for process in pair:
             assert process.stdout and process.stdout.readline() == "ready\n"
@@ -130,8 +134,8 @@ def test_two_of_600_mib_never_both_fit_in_1_gib(native: Path, allocation: Path, 
         for process in pair:
             process.communicate()
     total = read_meter(allocation / "meter").total(DEVICE)
-    assert total.denied_limit == 15 * long_run
-    assert total.denied_limit_bytes == 15 * long_run * 600 * MIB
+    assert total.denied_limit == done
+    assert total.denied_limit_bytes == done * 600 * MIB
     assert total.memory_peak == 600 * MIB
 
 
@@ -227,14 +231,77 @@ def test_many_starts_at_once_each_get_a_slot(native: Path, allocation: Path, lon
     assert read_meter(allocation / "meter").retired[DEVICE].launches == count
 
 
-def test_sixteen_waiters_pass_a_killed_starter(native: Path, allocation: Path) -> None:
-    starter = start(native, allocation, "churn", name="starter")
+def test_sixteen_start_while_an_initialiser_hangs_and_is_killed(
+    native: Path, allocation: Path, rounds: Callable[[int, int], Iterator[int]]
+) -> None:
+    done = 0
+    for _ in rounds(3, 60):
+        starter = start(native, allocation, "initialiser", name="starter")
+        assert starter.stdout and starter.stdout.readline() == "ready\n"
+        # It holds the lock that all of them want, and then dies with it.
+        waiters = [start(native, allocation, "exit", "1", name=f"s{i}") for i in range(16)]
+        starter.kill()
+        starter.communicate()
+        deadline = time.monotonic() + 20
+        assert [waiter.wait(max(deadline - time.monotonic(), 0.01)) for waiter in waiters] == [0] * 16
+        done += 16
+        reclaim(allocation / "meter")
+        assert read_meter(allocation / "meter").slots == ()
+    assert read_meter(allocation / "meter").retired[DEVICE].launches == done
+
+
+def test_an_initialiser_that_only_hangs_stops_nobody(native: Path, allocation: Path) -> None:
+    starter = start(native, allocation, "initialiser", name="starter")
+    assert starter.stdout and starter.stdout.readline() == "ready\n"
+    assert start(native, allocation, "exit", "3").wait(20) == 0
     starter.kill()
-    starter.wait()
-    waiters = [start(native, allocation, "exit", "1", name=f"s{i}") for i in range(16)]
-    deadline = time.monotonic() + 10
-    for waiter in waiters:
-        assert waiter.wait(max(deadline - time.monotonic(), 0.01)) == 0
+    starter.communicate()
+    reclaim(allocation / "meter")
+    assert read_meter(allocation / "meter").retired[DEVICE].launches == 3
+
+
+def test_kills_while_others_start(native: Path, allocation: Path, rounds: Callable[[int, int], Iterator[int]]) -> None:
+    dice = random.Random(int(os.environ.get("POOLMETER_SEED", "7")))
+    names: list[str] = []
+    for _ in rounds(10, 200):
+        crowd = []
+        for _ in range(6):
+            names.append(f"k{len(names)}")
+            crowd.append(start(native, allocation, "churn", name=names[-1]))
+        time.sleep(dice.random() * 0.004)  # somewhere between exec and the first allocation
+        for process in crowd:
+            process.kill()
+        for process in crowd:
+            process.communicate()
+    reclaim(allocation / "meter")
+    reading = read_meter(allocation / "meter")
+    low, high = counted(allocation, names)
+    assert reading.slots == () and reading.shared[DEVICE].memory_bytes == 0
+    assert low <= reading.retired[DEVICE].launches <= high <= low + len(names)
+
+
+def own_start_ticks() -> int:
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+
+
+@pytest.mark.parametrize("reused", [True, False])
+def test_a_pid_that_is_somebody_elses_by_now_is_no_life(native: Path, allocation: Path, reused: bool) -> None:
+    """The slot's lock is still held, by an orphan that inherited it; its pid is ours, its start time is ours or another's."""
+    meter = allocation / "meter"
+    holder = start(native, allocation, "fold-race")
+    assert holder.stdout and holder.stdout.readline().startswith("ready")
+    assert len(read_meter(meter).slots) == 1
+    at = layout.Meter.from_buffer_copy(meter.read_bytes()).slots_offset
+    with meter.open("r+b") as file:
+        for field, value in ((layout.Slot.pid, os.getpid()), (layout.Slot.start_time_ticks, own_start_ticks() - int(reused))):
+            file.seek(at + field.offset)
+            file.write(value.to_bytes(field.size, "little"))
+    changed = read_meter(meter).slots[0]
+    assert (changed.pid, changed.locked) == (os.getpid(), True) and slot_lives(changed) is not reused
+    assert reclaim(meter) == int(reused)
+    holder.kill()
+    holder.communicate()
+    assert reclaim(meter) == int(not reused) and read_meter(meter).slots == ()
 
 
 def test_without_a_free_slot_the_hook_is_inert_and_says_so(native: Path, tmp_path: Path, allocation: Path) -> None:

@@ -10,7 +10,9 @@
  *   fork | clone | vfork        a child by that call; prints the slots of parent and child
  *   exit N                      N launches, then a normal exit
  *   fold-race                   attaches, prints ready, then sleeps
- *   close                       holds memory, closes all descriptors; each line read: goes on and prints its slot
+ *   initialiser                 is in the middle of starting: holds the fold lock and a claimed slot, prints ready,
+ * sleeps torn                        launches counted and memory taken for each line read; prints what it has close
+ * holds memory, closes all descriptors; each line read: goes on and prints its slot
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -24,6 +26,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "board.h"
 #include "memory.h"
 #include "process.h"
 #include "slots.h"
@@ -53,6 +56,25 @@ int main(int argc, char **argv) {
         report("parent");
         return 0;
     }
+    if (strcmp(mode, "initialiser") == 0) {
+        struct pm_view view;
+        char path[512];
+        snprintf(path, sizeof path, "%s/meter", argv[1]);
+        int lock_fd = pm_open_page(path, O_RDWR);
+        if (lock_fd < 0 || pm_view_map(path, &view) != PM_PAGE_OK)
+            return 2;
+        const off_t places[] = {PM_LOCK_FOLD, PM_LOCK_SLOTS};
+        for (int i = 0; i < 2; i++) {
+            struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = places[i], .l_len = 1};
+            if (fcntl(lock_fd, F_OFD_SETLK, &lock) != 0)
+                return 2;
+        }
+        pm_store(&view.header->slots_used, 1);
+        pm_store(&pm_view_slot(&view, 0)->state, PM_SLOT_CLAIMED);
+        printf("ready\n");
+        fflush(stdout);
+        pause();
+    }
     struct pm_process *self = pm_self();
     if (!self) {
         printf("inert %u\n", pm_process_page->state);
@@ -80,6 +102,19 @@ int main(int argc, char **argv) {
     if (strcmp(mode, "fold-race") == 0) {
         report("ready");
         pause();
+    }
+    if (strcmp(mode, "torn") == 0) {
+        char line[16];
+        report("ready");
+        while (fgets(line, sizeof line, stdin)) {
+            int taken = pm_process_take(self, 0, PM_MEMORY_DEVICE, 1 << 20);
+            pm_add(&pm_process_counters(self, 0)->launches, 1);
+            pm_board_busy(self->boards[0], self->seats[0], 1);
+            pm_process_give_back(self, 0, PM_MEMORY_DEVICE, taken << 20);
+            printf("%s %llu\n", taken ? "taken" : "denied", (unsigned long long)pm_process_limits(self, 0).limit_ppm);
+            fflush(stdout);
+        }
+        return 0;
     }
     if (strcmp(mode, "close") == 0) {
         char line[16];

@@ -1,6 +1,8 @@
 """Grant pages: round trips, atomic changes, what is refused."""
 
+import contextlib
 import os
+import random
 import threading
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolmeter.errors import Unavailable
+from poolmeter.errors import PoolmeterError, Unavailable
 from poolmeter.pages import layout
 from poolmeter.pages.errors import PageError, PageVersionError, TamperedPage
 from poolmeter.pages.grant import DeviceGrant, Grant, read_grant, write_grant
@@ -122,3 +124,22 @@ def test_foreign_files(tmp_path: Path) -> None:
     path.symlink_to("/etc/passwd")
     with pytest.raises(TamperedPage):
         read_grant(path)
+
+
+def test_fuzzed_pages_give_limits_or_a_poolmeter_error(tmp_path: Path) -> None:
+    path = tmp_path / "grant"
+    write_grant(path, Grant("a", tuple(DeviceGrant(f"GPU-{n}", 300_000, 1 << 30) for n in range(3)), decision_id="d"))
+    whole = path.read_bytes()
+    dice = random.Random(int(os.environ.get("POOLMETER_SEED", "3")))
+    read = 0
+    for _ in range(300 * (20 if os.environ.get("POOLMETER_LONG") == "1" else 1)):
+        data = bytearray(whole)
+        for _ in range(dice.randrange(1, 20)):
+            place = dice.randrange(600) if dice.random() < 0.6 else dice.randrange(len(data))
+            data[place] = dice.choice((0, 1, 0x7F, 0xFF, dice.randrange(256)))
+        data[40] &= 0xFE if dice.random() < 0.95 else 0xFF  # an odd generation is waited for
+        path.unlink()
+        path.write_bytes(data[: dice.choice((len(data), len(data), dice.randrange(len(data))))])
+        with contextlib.suppress(PoolmeterError):
+            read += bool(read_grant(path).allocation_id is not None)
+    assert read > 20

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -115,8 +116,10 @@ def test_a_process_that_died_inside_a_change_of_memory(meter: Path, word_happene
     assert held == (0 if word_happened else 20 if confirmed else 30)
 
 
-@pytest.mark.parametrize("damage", ["short", "long", "empty", "magic", "sizes", "slots", "hole", "names"])
-def test_damaged_pages_are_tampered(meter: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage", ["short", "long", "empty", "magic", "sizes", "slots", "hole", "names", "fifo", "link", "folder", "socket"]
+)
+def test_damaged_pages_are_tampered(meter: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = meter.read_bytes()
     if damage == "short":
         os.truncate(meter, 5000)
@@ -135,6 +138,19 @@ def test_damaged_pages_are_tampered(meter: Path, damage: str) -> None:
         os.truncate(meter, len(whole))
     elif damage == "names":
         put(meter, 4096, 0xFF)
+    else:
+        os.rename(meter, meter.with_name("elsewhere"))
+        if damage == "fifo":
+            os.mkfifo(meter)
+        elif damage == "link":
+            meter.symlink_to("elsewhere")
+        elif damage == "folder":
+            meter.mkdir()
+        else:
+            server = socket.socket(socket.AF_UNIX)
+            monkeypatch.chdir(meter.parent)  # a path this long is none for a socket
+            server.bind("meter")
+            server.close()
     with pytest.raises(TamperedPage) as raised:
         read_meter(meter)
     assert str(meter) in str(raised.value)

@@ -1,12 +1,29 @@
 /* This process's memory in the allocation's account: taken within the limit, or as the driver says that it is in use.
  */
+#include <stdio.h>
+
+#include "guard.h"
 #include "memory.h"
 #include "process.h"
 #include "slots.h"
 
+/* Says so once. */
+static bool torn_away(struct pm_process *self) {
+    if (!(pm_guard_torn() & (PM_TORN_GRANT | PM_TORN_METER)))
+        return false;
+    if (!__atomic_exchange_n(&self->told_torn, 1, __ATOMIC_RELAXED))
+        fprintf(stderr,
+                "poolmeter: a page was torn away: new device memory is denied, expected the page to stay as it was "
+                "made: %s\n",
+                self->folder);
+    return true;
+}
+
 bool pm_process_take(struct pm_process *self, uint32_t device, uint32_t kind, uint64_t bytes) {
     pm_process_keep_slot(self);
     uint64_t limit = pm_process_limits(self, device).memory_limit;
+    if (limit != PM_UNLIMITED && torn_away(self))
+        limit = 0; /* what the others hold is not known any more */
     pthread_mutex_lock(&self->memory_lock);
     bool taken = pm_memory_take(&self->view, self->slot, device, kind, bytes, limit);
     if (!taken) { /* a process that was killed may still hold what is missing */

@@ -145,6 +145,14 @@ void pm_board_starved(struct pm_board *board, uint32_t seat, uint64_t until_ns) 
 }
 
 #define LATELY_NS 100000000u
+/* Seats are anybody's to write, so no more is believed of them than an enforcer can have granted. */
+#define MOST_PPM 1000000u
+#define MOST_WEIGHT 10000u
+
+static uint64_t at_most(uint64_t value, uint64_t most) {
+    return value < most ? value : most;
+}
+
 #define ALLOCATIONS 64u
 
 void pm_board_survey(const struct pm_board *board, uint32_t seat, uint64_t now_ns, struct pm_neighbours *found) {
@@ -175,8 +183,8 @@ void pm_board_survey(const struct pm_board *board, uint32_t seat, uint64_t now_n
         if (known < count || count == ALLOCATIONS)
             continue;
         seen[count++] = (uint32_t)owner;
-        found->limits_ppm += pm_peek(&other->limit_ppm);
-        found->soft_weights += soft ? pm_peek(&other->weight) : 0;
+        found->limits_ppm = at_most(found->limits_ppm + at_most(pm_peek(&other->limit_ppm), MOST_PPM), MOST_PPM);
+        found->soft_weights += soft ? at_most(pm_peek(&other->weight), MOST_WEIGHT) : 0;
     }
 }
 

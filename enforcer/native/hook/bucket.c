@@ -6,7 +6,9 @@ typedef unsigned __int128 u128;
 static int64_t pour(struct pm_bucket *bucket, int64_t income, int64_t most) {
     int64_t balance = pm_load(&bucket->balance_ns), added;
     do {
-        int64_t room = most > balance ? most - balance : 0;
+        int64_t room = 0;
+        if (most > balance && __builtin_sub_overflow(most, balance, &room))
+            room = INT64_MAX; /* a balance that nobody can have run up: the page is the tenant's to write */
         added = income < room ? income : room;
     } while (!__atomic_compare_exchange_n(&bucket->balance_ns, &balance, balance + added, true, __ATOMIC_ACQ_REL,
                                           __ATOMIC_ACQUIRE));
@@ -37,7 +39,7 @@ int64_t pm_bucket_refill(struct pm_bucket *bucket, uint64_t rate_ppm, uint64_t n
 void pm_bucket_forgive(struct pm_bucket *bucket) {
     int64_t balance = pm_load(&bucket->balance_ns);
     if (balance < 0)
-        pour(bucket, -balance, 0);
+        pour(bucket, INT64_MAX, 0);
 }
 
 void pm_bucket_adopt(struct pm_bucket *bucket, uint64_t generation, uint64_t limit_ppm, uint64_t now_ns) {
@@ -55,7 +57,7 @@ void pm_bucket_adopt(struct pm_bucket *bucket, uint64_t generation, uint64_t lim
     while (!__atomic_compare_exchange_n(&bucket->balance_ns, &balance, PM_QUANTUM_NS, true, __ATOMIC_ACQ_REL,
                                         __ATOMIC_ACQUIRE))
         ;
-    pm_add(&bucket->refilled_ns, (uint64_t)(PM_QUANTUM_NS - balance));
+    pm_add(&bucket->refilled_ns, (uint64_t)PM_QUANTUM_NS - (uint64_t)balance);
 }
 
 uint64_t pm_bucket_wait(int64_t balance_ns, int64_t enough_ns, uint64_t rate_ppm) {

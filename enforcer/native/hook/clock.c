@@ -1,7 +1,6 @@
 #include "clock.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <time.h>
 
@@ -19,58 +18,12 @@ void pm_clock_use(uint64_t (*now)(void), void (*sleep_until)(uint64_t)) {
     simulated_now = now;
 }
 
-#if defined(__x86_64__)
-static inline uint64_t ticks(void) {
-    return __builtin_ia32_rdtsc();
-}
-#elif defined(__aarch64__)
-static inline uint64_t ticks(void) {
-    uint64_t count;
-    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(count));
-    return count;
-}
-#else
-static inline uint64_t ticks(void) {
-    return 0;
-}
-#endif
-
-#define LEAST_STRETCH_NS 200000u /* between two readings of both clocks, to say how fast the counter runs */
-#define MOST_STRETCH_NS 1000000000u
-
-/*
- * Where even the coarse clock is a system call, as on some virtual machines, it costs more than all else that the hook
- * does for a launch. Each thread takes the counter's rate from its own precise readings, of which the last one is never
- * far off, so that a counter that stops, jumps or differs between processors does no lasting harm.
- */
-struct pace {
-    uint64_t ticks, ns;
-    double ns_per_tick; /* 0: not known yet */
-};
-static __thread struct pace pace __attribute__((tls_model("initial-exec")));
-
 uint64_t pm_now_ns(void) {
-    if (simulated_now)
-        return simulated_now();
-    uint64_t ns = read_clock(CLOCK_MONOTONIC), count = ticks();
-    uint64_t passed = ns - pace.ns;
-    if (passed >= LEAST_STRETCH_NS || pace.ns == 0) {
-        bool sound = pace.ns && passed < MOST_STRETCH_NS && count > pace.ticks;
-        pace.ns_per_tick = sound ? (double)passed / (double)(count - pace.ticks) : 0;
-        pace.ns = ns;
-        pace.ticks = count;
-    }
-    return ns;
+    return simulated_now ? simulated_now() : read_clock(CLOCK_MONOTONIC);
 }
 
 uint64_t pm_now_coarse_ns(void) {
-    if (simulated_now)
-        return simulated_now();
-    uint64_t count = ticks();
-    double ahead = (double)(int64_t)(count - pace.ticks) * pace.ns_per_tick;
-    if (ahead > 0 && ahead < MOST_STRETCH_NS)
-        return pace.ns + (uint64_t)ahead;
-    return pm_now_ns();
+    return simulated_now ? simulated_now() : read_clock(CLOCK_MONOTONIC_COARSE);
 }
 
 uint64_t pm_realtime_coarse_ns(void) {

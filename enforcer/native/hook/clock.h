@@ -6,7 +6,7 @@
 
 /* Nanoseconds that only grow. */
 uint64_t pm_now_ns(void);
-/* The same for the price of a few instructions, off by a little: good for "some milliseconds have passed". */
+/* Nanoseconds that only grow, cheap and a few milliseconds coarse. */
 uint64_t pm_now_coarse_ns(void);
 /* CLOCK_REALTIME in nanoseconds, cheap and a few milliseconds coarse. */
 uint64_t pm_realtime_coarse_ns(void);

@@ -15,7 +15,7 @@ struct pm_estimates *pm_estimates_create(void) {
     return at == MAP_FAILED ? NULL : at;
 }
 
-struct pm_estimate *pm_estimate_find(struct pm_estimates *table, uint64_t key) {
+PM_HOT struct pm_estimate *pm_estimate_find(struct pm_estimates *table, uint64_t key) {
     if (!table)
         return NULL;
     for (uint32_t i = 0; i < PROBES; i++) {
@@ -41,6 +41,7 @@ void pm_estimate_reset(struct pm_estimate *entry) {
     __atomic_store_n(&entry->unknown_launches, 0, __ATOMIC_RELAXED);
     entry->strikes = 0;
     entry->met = 0;
+    entry->guessed = 0;
     entry->shared = 0;
     entry->shared_ns = 0;
     entry->shared_most_ns = 0;

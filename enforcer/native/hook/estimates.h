@@ -5,6 +5,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* On the way of every launch: kept together, so that it stays in the caches beside the driver's own code. */
+#define PM_HOT __attribute__((hot))
+
 #define PM_UNKNOWN_NS 50000u /* a launch nothing is known about */
 #define PM_LONG_NS 500000u   /* from here on every launch is timed */
 #define PM_FIRST_SAMPLES 3u  /* so many launches of a kind are timed at once */
@@ -31,11 +34,12 @@ struct pm_estimate {
     uint32_t unknown_launches; /* under a compute limit, before anything was known */
     uint32_t flags;            /* PM_KIND_… */
     uint32_t strikes;          /* samples in a row far above the estimate while neighbours were busy */
-    uint32_t unsteady;    /* how often samples differ of late, 0 to 20: one length, or one after the other, or many */
-    uint32_t round;       /* of re-timing, as last seen */
-    uint32_t met;         /* so many of the next: */
-    float met_ns[PM_MET]; /* spans beside one neighbour that had work all the time */
-    uint32_t suspects;    /* untimed launches that the program waited for longer than the estimate explains */
+    uint32_t unsteady; /* how often samples differ of late, 0 to 20: one length, or one after the other, or many */
+    uint32_t round;    /* of re-timing, as last seen */
+    uint32_t met;      /* spans beside one neighbour that had work all the time, the last of which: */
+    float met_ns[PM_MET];
+    uint32_t guessed;  /* launches beside neighbours since the last one alone */
+    uint32_t suspects; /* untimed launches that the program waited for longer than the estimate explains */
 };
 
 struct pm_estimates;

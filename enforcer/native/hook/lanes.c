@@ -6,7 +6,7 @@
 #include "marks.h"
 #include "settler.h"
 
-struct pm_lane *pm_lane_find(struct pm_tracker *tracker, uint64_t key) {
+PM_HOT struct pm_lane *pm_lane_find(struct pm_tracker *tracker, uint64_t key) {
     for (uint32_t i = 0; i < PM_LANES; i++) {
         struct pm_lane *lane = &tracker->lanes[(key + i) % PM_LANES];
         uint64_t found = pm_load(&lane->key);
@@ -24,7 +24,7 @@ struct pm_lane *pm_lane_make(struct pm_tracker *tracker, uint64_t key) {
         if (lane->key == key)
             return lane;
         if (lane->key == 0) {
-            lane->open = PM_NO_MARK;
+            pm_poke(&lane->open, PM_NO_MARK);
             tracker->lane_count++;
             pm_store(&lane->key, key);
             return lane;
@@ -35,8 +35,8 @@ struct pm_lane *pm_lane_make(struct pm_tracker *tracker, uint64_t key) {
 
 static void open_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16_t mark, uint64_t before,
                          uint64_t now) {
-    lane->open = mark;
-    lane->begun_ns = now;
+    pm_poke(&lane->open, mark); /* other threads read these without the lock */
+    pm_poke(&lane->begun_ns, now);
     lane->marking_ns = before;
     lane->marked_ns = now;
     pm_poke(&lane->tainted, 0);
@@ -83,7 +83,7 @@ void pm_lane_abandon(struct pm_tracker *tracker, struct pm_lane *lane) {
     pm_charge_settled(tracker, estimate);
     pm_charge(tracker, estimate);
     pm_mark_drop(tracker, lane->open);
-    lane->open = PM_NO_MARK;
+    pm_poke(&lane->open, PM_NO_MARK);
     pm_charge_true_up(tracker);
 }
 

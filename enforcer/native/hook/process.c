@@ -12,6 +12,7 @@
 
 #include "board.h"
 #include "clock.h"
+#include "guard.h"
 #include "memory.h"
 #include "settler.h"
 #include "slots.h"
@@ -82,6 +83,10 @@ static uint64_t hash_text(const char *text) {
 }
 
 static void refresh_limits(struct pm_process *self) {
+    if (pm_guard_torn() & PM_TORN_GRANT) { /* what it said last holds */
+        pm_store(&self->grant_generation, pm_load(&self->grant->generation));
+        return;
+    }
     struct pm_grant *copy = malloc(sizeof *copy);
     if (copy && self->grant && pm_grant_read(self->grant, copy)) {
         for (uint32_t d = 0; d < self->view.device_count; d++) {
@@ -113,6 +118,7 @@ static void map_boards(struct pm_process *self, bool own_folder) {
         char path[512];
         snprintf(path, sizeof path, own_folder ? "%s/devices/%s" : "%s/../../devices/%s", self->folder, self->uuids[d]);
         self->boards[d] = strchr(self->uuids[d], '/') ? NULL : pm_board_map(path, self->uuids[d]);
+        pm_guard_add(self->boards[d], sizeof(struct pm_board), PM_TORN_BOARD);
         self->seats[d] = pm_board_sit(self->boards[d], hash_text(self->folder) ^ (uint64_t)getpid() << 32);
         self->limiters[d].board = self->boards[d];
         self->limiters[d].seat = self->seats[d];
@@ -126,10 +132,31 @@ static const char *fault_text(enum pm_page_fault fault) {
         return "page is absent, expected a file";
     case PM_PAGE_DENIED:
         return "page cannot be opened, expected permission to";
-    case PM_PAGE_VERSION:
-        return "page has another ABI version, expected 1.x";
     default:
         return "file is no page of poolmeter, expected one";
+    }
+}
+
+static void say_fault(enum pm_page_fault fault, const char *path) {
+    uint32_t found[4] = {0}; /* grant and meter begin alike: magic, then the two numbers */
+    int fd = fault == PM_PAGE_VERSION ? pm_open_page(path, O_RDONLY) : -1;
+    if (fd >= 0 && pread(fd, found, sizeof found, 0) == (ssize_t)sizeof found)
+        fprintf(stderr, "poolmeter: page %s has ABI version %u.%u, expected %d.x\n", path, found[2], found[3],
+                PM_ABI_MAJOR);
+    else
+        say(fault_text(fault), path);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* In the meter, where there is one: who cannot attach has no slot. */
+static void count_fault(const char *folder) {
+    char path[512];
+    struct pm_view view;
+    snprintf(path, sizeof path, "%s/meter", folder);
+    if (pm_view_map(path, &view) == PM_PAGE_OK) {
+        pm_add(&view.header->faults, 1);
+        pm_view_unmap(&view);
     }
 }
 
@@ -180,9 +207,14 @@ static uint32_t attach_locked(struct pm_process *self) {
         fault = pm_view_map(path, &self->view);
     }
     if (fault != PM_PAGE_OK) {
-        say(fault_text(fault), path);
+        say_fault(fault, path);
+        count_fault(folder);
         return failed;
     }
+    pm_guard_reset();
+    pm_guard_add(self->grant, sizeof *self->grant, PM_TORN_GRANT);
+    pm_guard_add(self->view.header, self->view.size, PM_TORN_METER);
+    pm_guard_install();
     for (uint32_t d = 0; d < self->view.device_count; d++) {
         memcpy(self->uuids[d], pm_view_device(&self->view, d)->uuid, PM_UUID_BYTES);
         self->uuids[d][PM_UUID_BYTES - 1] = 0;
@@ -191,6 +223,7 @@ static uint32_t attach_locked(struct pm_process *self) {
     self->lock_fd = open_for_lock(self->folder);
     if (self->lock_fd < 0) {
         say("page cannot be opened again, expected permission to", path);
+        pm_add(&self->view.header->faults, 1);
         return failed;
     }
     struct pm_identity identity;
@@ -260,6 +293,27 @@ static struct pm_context *new_context(void) {
     return made;
 }
 
+/* A tracker that has served another context may be looked at by other threads just now: its lock stays what it is. */
+static bool start_tracker(struct pm_process *self, struct pm_tracker *tracker, bool fresh, uint32_t device,
+                          const struct pm_driver *driver) {
+    _Static_assert(offsetof(struct pm_tracker, lock) == 0, "the lock comes first");
+    struct pm_tracker *made = fresh ? tracker : aligned_alloc(_Alignof(struct pm_tracker), sizeof *made);
+    if (!made)
+        return false;
+    pm_tracker_init(made, driver, pm_process_counters(self, device));
+    made->limiter = &self->limiters[device];
+    made->board = self->boards[device];
+    made->seat = self->seats[device];
+    made->settler = &self->settler;
+    if (made == tracker)
+        return true;
+    pthread_mutex_lock(&tracker->lock);
+    memcpy((char *)tracker + sizeof made->lock, (char *)made + sizeof made->lock, sizeof *made - sizeof made->lock);
+    pthread_mutex_unlock(&tracker->lock);
+    free(made);
+    return true;
+}
+
 struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device,
                                       const struct pm_driver *driver) {
     struct pm_context *found = NULL, *spare = NULL;
@@ -267,22 +321,20 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
         return NULL;
     pthread_mutex_lock(&self->lock);
     for (uint32_t i = 0; i < self->context_count && !found; i++) {
-        if (self->contexts[i]->handle == handle)
+        void *known = pm_load(&self->contexts[i]->handle);
+        if (known == handle)
             found = self->contexts[i];
-        else if (!self->contexts[i]->handle)
+        else if (!known)
             spare = self->contexts[i];
     }
     if (!found) {
         bool fresh = !spare && self->context_count < PM_MAX_CONTEXTS;
         found = fresh ? new_context() : spare;
+        if (found && !start_tracker(self, &found->tracker, fresh, device, driver))
+            found = NULL;
         if (found) {
             if (self->context_count < 4)
                 atexit(at_exit); /* the driver may have registered its own meanwhile; ours has to come first */
-            pm_tracker_init(&found->tracker, driver, pm_process_counters(self, device));
-            found->tracker.limiter = &self->limiters[device];
-            found->tracker.board = self->boards[device];
-            found->tracker.seat = self->seats[device];
-            found->tracker.settler = &self->settler;
             found->device = device;
             pm_store(&found->handle, handle); /* from here on other threads may use it */
             if (fresh) {

@@ -51,6 +51,7 @@ struct pm_process {
     uint32_t context_count;
     uint32_t settler; /* futex word of the settling thread */
     bool settling;
+    uint32_t told_torn;
     struct pm_estimates *estimates;
     struct pm_pointers *pointers;
     uint64_t graph_bytes[PM_MAX_DEVICES]; /* what the driver keeps for graphs here; changed under memory_lock */

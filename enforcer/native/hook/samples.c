@@ -48,12 +48,14 @@ uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, const struct pm_seg
     uint64_t known = entry->ns ? entry->ns : PM_UNKNOWN_NS, cost = known < took ? known : took;
     uint64_t asleep = segment->host_ns + segment->host_blur_ns - segment->host_gap_ns;
     uint64_t least = segment->neighbours == 0 && took > asleep ? took - asleep : 0;
+    if (entry->ns == 0 && segment->neighbours && took > asleep + PM_LONG_NS) /* nothing better is known */
+        least = (uint64_t)((double)(took - asleep) * pm_neighbours_own_part(tracker, segment->neighbours, took));
     if (least > took - took / 20)
         return pm_samples_take_lone(tracker, entry, least);
     if (cost < least)
         cost = least;
     pm_add(&tracker->counters->dropped_samples, 1);
-    entry->samples++;
+    pm_poke(&entry->samples, entry->samples + 1);
     if (entry->ns > took)
         set_estimate(entry, (double)took);
     if (entry->lone == 0) {
@@ -70,7 +72,7 @@ uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, const struct pm_seg
 /* Charge of a launch measured while it had the device to itself. */
 uint64_t pm_samples_take_lone(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took) {
     pm_add(&tracker->counters->timed_samples, 1);
-    entry->samples++;
+    pm_poke(&entry->samples, entry->samples + 1);
     if (entry->lone == 0) {
         set_estimate(entry, (double)took);
         if (entry->shared) { /* what shared spans made us charge can now be set right */
@@ -102,6 +104,7 @@ uint64_t pm_samples_take_lone(struct pm_tracker *tracker, struct pm_estimate *en
         took += more;
     }
     entry->lone++;
+    entry->guessed = 0;
     return took;
 }
 
@@ -119,10 +122,9 @@ static double met_turns(struct pm_tracker *tracker, struct pm_estimate *entry, u
         entry->met = 0;
         return 0;
     }
-    entry->met_ns[entry->met++] = (float)took;
+    entry->met_ns[entry->met++ % PM_MET] = (float)took;
     if (entry->met < PM_MET)
         return 0;
-    entry->met = 0;
     float least = entry->met_ns[0], most = entry->met_ns[0], sum = 0;
     for (uint32_t i = 0; i < PM_MET; i++) {
         least = entry->met_ns[i] < least ? entry->met_ns[i] : least;
@@ -151,7 +153,10 @@ static double met_turns(struct pm_tracker *tracker, struct pm_estimate *entry, u
         return 0;
     set_estimate(entry, likely);
     entry->lone = 0;
-    return PM_MET * (known - likely);
+    entry->met = 0;
+    uint32_t guessed = entry->guessed;
+    entry->guessed = 0;
+    return guessed * (known - likely);
 }
 
 /* Of the span of a launch that nothing is known about, what was its own. */
@@ -185,7 +190,7 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
         entry->lone && entry->unsteady <= PM_UNSTEADY && known > tracker->slice_ns / 4 && known < tracker->slice_ns;
     bool short_and_known = comparable && entry->lone >= STEADY_SAMPLES;
     if (comparable && !short_and_known && span < 0.8 * tracker->turn_ns + known) { /* the shortest met nobody */
-        entry->samples++;
+        pm_poke(&entry->samples, entry->samples + 1);
         entry->lone++;
         pm_add(&tracker->counters->timed_samples, 1);
         if (span < known)
@@ -203,19 +208,21 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
             entry->strikes = 0;
             return pm_samples_take_lone(tracker, entry, took);
         }
-        entry->samples++;
+        pm_poke(&entry->samples, entry->samples + 1);
         if (!short_and_known)
             entry->unsteady = entry->unsteady < 18 ? entry->unsteady + 2 : 20;
         pm_add(&tracker->counters->dropped_samples, 1);
         return entry->ns;
     }
+    if (entry->lone)
+        entry->guessed++;
     double amends = met_turns(tracker, entry, took, segment);
     known = (double)entry->ns;
     if (amends > 0)
         tracker->credit_ns += (uint64_t)amends;
     else
         pm_charge(tracker, (uint64_t)-amends);
-    entry->samples++;
+    pm_poke(&entry->samples, entry->samples + 1);
     pm_add(turns > 0 ? &tracker->counters->dropped_samples : &tracker->counters->timed_samples, 1);
     if (entry->lone || (known > 0 && known < tracker->slice_ns)) {
         /* The number of single turns that leaves what is closest to the known length: not every neighbour takes all of

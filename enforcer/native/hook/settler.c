@@ -42,9 +42,11 @@ static void *settle_for_ever(void *argument) {
     while (pm_load(&self->state) == PM_ATTACHED) {
         bool pending = false;
         pm_process_keep_slot(self);
-        for (uint32_t i = 0; i < pm_load(&self->context_count); i++)
-            if (pm_load(&self->contexts[i]->handle))
-                pending |= pm_tracker_look_in(&self->contexts[i]->tracker, self->contexts[i]->handle);
+        for (uint32_t i = 0; i < pm_load(&self->context_count); i++) {
+            void *handle = pm_load(&self->contexts[i]->handle);
+            if (handle)
+                pending |= pm_tracker_look_in(&self->contexts[i]->tracker, handle);
+        }
         if (!pending) {
             __atomic_store_n(&self->settler, 1, __ATOMIC_SEQ_CST);
             struct timespec most = {.tv_sec = 1}; /* a wake-up may be missed, and then costs a second */
@@ -63,7 +65,8 @@ void pm_settler_start(struct pm_process *self) {
     if (pthread_attr_init(&attributes) != 0)
         return;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all); /* the program's signals are for the program's threads */
+    sigfillset(&all);        /* the program's signals are for the program's threads */
+    sigdelset(&all, SIGBUS); /* but a fault of its own, blocked, ends the process */
     pthread_sigmask(SIG_SETMASK, &all, &old);
     if (pthread_create(&thread, &attributes, settle_for_ever, self) == 0)
         pthread_setname_np(thread, "poolmeter");

@@ -48,6 +48,14 @@ static bool events_there(void) {
            pm_need[PM_NEED_cuEventQuery] && pm_need[PM_NEED_cuEventElapsedTime];
 }
 
+/* The driver did not say what it always says: whatever goes unmetered for that is at least known to. */
+static void not_told(struct pm_process *self, CUresult result) {
+    if (result != CUDA_ERROR_NOT_INITIALIZED && result != CUDA_ERROR_DEINITIALIZED &&
+        result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED &&
+        result != CUDA_ERROR_INVALID_DEVICE)
+        pm_add(&self->view.header->faults, 1);
+}
+
 uint32_t pm_device_of(struct pm_process *self, CUdevice ordinal) {
     if (ordinal < 0 || ordinal >= PM_MAX_ORDINALS)
         return PM_NO_DEVICE;
@@ -59,8 +67,10 @@ uint32_t pm_device_of(struct pm_process *self, CUdevice ordinal) {
             result = PM_NEED(cuDeviceGetUuid_v2)(&uuid, ordinal);
         if (result != CUDA_SUCCESS && pm_need[PM_NEED_cuDeviceGetUuid])
             result = ((CUresult (*)(CUuuid *, CUdevice))pm_need[PM_NEED_cuDeviceGetUuid])(&uuid, ordinal);
-        if (result != CUDA_SUCCESS)
+        if (result != CUDA_SUCCESS) {
+            not_told(self, result);
             return PM_NO_DEVICE;
+        }
         uint32_t device = pm_process_device(self, (const unsigned char *)uuid.bytes);
         known = device == PM_NO_DEVICE ? PM_NO_DEVICE : device + 1;
         pm_poke(&self->device_of_ordinal[ordinal], known);
@@ -70,9 +80,11 @@ uint32_t pm_device_of(struct pm_process *self, CUdevice ordinal) {
 
 uint32_t pm_current_device(struct pm_process *self) {
     CUdevice ordinal;
-    if (!pm_need[PM_NEED_cuCtxGetDevice] || PM_NEED(cuCtxGetDevice)(&ordinal) != CUDA_SUCCESS)
-        return PM_NO_DEVICE;
-    return pm_device_of(self, ordinal);
+    CUresult result = pm_need[PM_NEED_cuCtxGetDevice] ? PM_NEED(cuCtxGetDevice)(&ordinal) : CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS)
+        return pm_device_of(self, ordinal);
+    not_told(self, result);
+    return PM_NO_DEVICE;
 }
 
 bool pm_device_refused(CUdevice ordinal) {
@@ -87,21 +99,23 @@ bool pm_device_refused(CUdevice ordinal) {
     }
     if (device == PM_NO_DEVICE &&
         (ordinal < 0 || ordinal >= PM_MAX_ORDINALS || !pm_peek(&self->device_of_ordinal[ordinal]))) {
-        pm_add(&self->view.header->faults, 1); /* the driver did not say which device this is: no ground to refuse it */
-        return false;
+        return false; /* the driver did not say which device this is: no ground to refuse it */
     }
     pm_add(&pm_process_counters(self, device == PM_NO_DEVICE ? 0 : device)->denied_device, 1);
     return true;
 }
 
-struct pm_context *pm_current(struct pm_process *self) {
+PM_HOT struct pm_context *pm_current(struct pm_process *self) {
     static __thread struct {
         uint64_t generation;
         CUcontext handle;
         struct pm_context *context;
     } known;
     CUcontext handle = NULL;
-    if (!pm_need[PM_NEED_cuCtxGetCurrent] || PM_NEED(cuCtxGetCurrent)(&handle) != CUDA_SUCCESS || !handle)
+    CUresult result = pm_need[PM_NEED_cuCtxGetCurrent] ? PM_NEED(cuCtxGetCurrent)(&handle) : CUDA_ERROR_NOT_FOUND;
+    if (result != CUDA_SUCCESS)
+        not_told(self, result);
+    if (result != CUDA_SUCCESS || !handle)
         return NULL;
     uint64_t generation = pm_load(&self->generation);
     if (known.handle == handle && known.generation == generation)
@@ -110,7 +124,7 @@ struct pm_context *pm_current(struct pm_process *self) {
     struct pm_context *context = NULL;
     if (device != PM_NO_DEVICE && events_there())
         context = pm_process_context(self, handle, device, &pm_cuda_driver);
-    known.handle = handle;
+    known.handle = context ? handle : NULL; /* what could not be found out is asked again */
     known.generation = generation;
     known.context = context;
     return context;
@@ -215,8 +229,12 @@ static CUcontext primary_of(CUdevice device) {
     unsigned int flags;
     int active = 0;
     CUcontext handle = NULL;
-    if (!self || !pm_need[PM_NEED_cuDevicePrimaryCtxGetState] || !pm_real[PM_HOOK_cuDevicePrimaryCtxRetain] ||
-        PM_NEED(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS || !active)
+    if (!self || !pm_need[PM_NEED_cuDevicePrimaryCtxGetState] || !pm_real[PM_HOOK_cuDevicePrimaryCtxRetain])
+        return NULL;
+    CUresult result = PM_NEED(cuDevicePrimaryCtxGetState)(device, &flags, &active);
+    if (result != CUDA_SUCCESS)
+        not_told(self, result);
+    if (result != CUDA_SUCCESS || !active)
         return NULL;
     if (PM_REAL(cuDevicePrimaryCtxRetain)(&handle, device) != CUDA_SUCCESS)
         return NULL;

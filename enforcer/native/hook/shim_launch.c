@@ -9,13 +9,23 @@ static enum capture capture_of(CUstream stream) {
         return NOT_CAPTURING;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = PM_NEED(cuStreamIsCapturing)(stream, &status);
+    if (result != CUDA_SUCCESS &&
+        (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)) {
+        struct pm_process *self = pm_self();
+        if (self)
+            pm_add(&self->view.header->faults, 1);
+    }
     return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE ? NOT_CAPTURING : CAPTURING;
 }
 
+#define LOOK_EVERY 16u /* short launches to one look at the grant */
+
 /* The usual launch goes without: nothing limits, or there is device time left and its kind is known. */
 static bool must_ask(struct pm_process *self, const struct pm_context *context, const struct pm_estimate *entry) {
+    static __thread uint32_t launches;
     const struct pm_limiter *limiter = &self->limiters[context->device];
-    if (pm_load(&self->grant->generation) != pm_load(&self->grant_generation))
+    bool look = ++launches % LOOK_EVERY == 0 || !entry || pm_peek(&entry->ns) == 0 || pm_peek(&entry->ns) > PM_LONG_NS;
+    if (look && pm_load(&self->grant->generation) != pm_load(&self->grant_generation))
         return true;
     if (!pm_peek(&limiter->active))
         return false;
@@ -154,6 +164,7 @@ static void part_open(struct part *part, const CUDA_LAUNCH_PARAMS *of) {
     if (!pm_need[PM_NEED_cuStreamGetCtx] || PM_NEED(cuStreamGetCtx)(of->hStream, &part->context) != CUDA_SUCCESS ||
         pm_cuda_driver.context_enter(part->context) != 0) {
         part->context = NULL;
+        pm_add(&pm_self()->view.header->faults, 1);
         return;
     }
     uint64_t kind = kind_of(of->function, of->gridDimX, of->gridDimY, of->gridDimZ, of->blockDimX, of->blockDimY,

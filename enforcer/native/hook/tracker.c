@@ -10,9 +10,10 @@
 #include "neighbours.h"
 #include "samples.h"
 
-#define SEGMENT_LAUNCHES 256u
+#define SEGMENT_LAUNCHES 1024u
 #define SEGMENT_NS 10000000u
 #define SEGMENT_WALL_NS 5000000u
+#define CLOCK_EVERY 8u /* launches to one look at the clock; a few at great intervals are ended by who looks in */
 #define UNKNOWN_BUSY_NS 200000000u
 #define TAIL_LAUNCHES 8u
 #define CROWDED_LAUNCHES 8u
@@ -171,8 +172,8 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
     pthread_mutex_unlock(&tracker->lock);
 }
 
-void pm_launch_begin(struct pm_launch *launch, struct pm_tracker *tracker, struct pm_estimate *entry, void *stream,
-                     uint64_t lane_key) {
+PM_HOT void pm_launch_begin(struct pm_launch *launch, struct pm_tracker *tracker, struct pm_estimate *entry,
+                            void *stream, uint64_t lane_key) {
     bool quiet = pm_peek(&tracker->quiet) != 0;
     launch->fresh = quiet && pm_peek(&tracker->counters->pending_ns) == 0;
     if (quiet) { /* others who wait for a quiet device are to know before it is not */
@@ -218,7 +219,7 @@ static void active_now(struct pm_tracker *tracker) {
     pm_poke(&tracker->counters->last_activity_ns, pm_realtime_coarse_ns());
 }
 
-void pm_launch_end(struct pm_launch *launch, bool launched) {
+PM_HOT void pm_launch_end(struct pm_launch *launch, bool launched) {
     if (!launched)
         return;
     struct pm_tracker *tracker = launch->tracker;
@@ -236,7 +237,7 @@ void pm_launch_end(struct pm_launch *launch, bool launched) {
     uint32_t launches = pm_work_launches(work);
     bool due = launch->timed || launches >= SEGMENT_LAUNCHES || estimate >= SEGMENT_NS ||
                estimate >= pm_limiter_stretch(tracker->limiter) ||
-               pm_now_coarse_ns() > pm_peek(&lane->begun_ns) + SEGMENT_WALL_NS;
+               (launches % CLOCK_EVERY == 0 && pm_now_coarse_ns() > pm_peek(&lane->begun_ns) + SEGMENT_WALL_NS);
     if (due)
         active_now(tracker);
     if (due && pm_peek(tracker->driver->captures) == 0) {

@@ -48,8 +48,8 @@ class Decision:
 class JournalEvent:
     """One line of a node's enforcement journal (JSON lines, oldest first).
 
-    kind: created | resized | suspended | resumed | released | refused | decision. `sequence` grows by one per node and survives
-    restarts. `allocation` is the allocation after the event as plain JSON (None for refusals); `demand` the refused shape;
+    kind: created | resized | suspended | resumed | released | refused | decision, or compacted: a mark in place of events that are
+    no longer in the file (the first line, sequence 0, and where they ended). `sequence` grows by one per node and survives restarts. `allocation` is the allocation after the event as plain JSON (None for refusals); `demand` the refused shape;
     `decision_id`, `outcome` (applied | refused | expired) and `reason` tell what became of a decision or a request.
     """
 

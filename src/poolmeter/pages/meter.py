@@ -147,6 +147,10 @@ class MeterReading:
         """Counters of the device over all slots and retired processes; every summed one but the gauges only grows from reading to reading."""
         return sum((slot.devices[uuid] for slot in self.slots if uuid in slot.devices), self.retired[uuid])
 
+    def hook_faults(self, uuid: str) -> int:
+        """Faults of the hook itself on the device; those that belong to no device are the first one's."""
+        return self.total(uuid).internal_faults + (self.faults if uuid == self.device_uuids[0] else 0)
+
 
 @dataclass(frozen=True)
 class _Shape:
