@@ -36,8 +36,12 @@ PM_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     uint64_t context = pm_this_context(), key = pm_mix(pm_mix(31, context), (uint64_t)limit) | 1;
     uint64_t unit = device != PM_NO_DEVICE && pm_need[PM_NEED_cuCtxGetLimit] ? bytes_of(limit) : 0;
     size_t now = 0;
-    if (unit == 0 || PM_NEED(cuCtxGetLimit)(&now, limit) != CUDA_SUCCESS)
+    bool counts = limit == CU_LIMIT_STACK_SIZE || unit;
+    if (unit == 0 || PM_NEED(cuCtxGetLimit)(&now, limit) != CUDA_SUCCESS) {
+        if (counts && device != PM_NO_DEVICE)
+            pm_add(&pm_process_counters(self, device)->internal_faults, 1);
         return PM_REAL(cuCtxSetLimit)(limit, value);
+    }
     struct pm_holding held;
     if (!pm_pointers_take(self->pointers, PM_HOLD_LIMIT, key, &held))
         held = (struct pm_holding){key, 0, context, device, PM_MEMORY_OVERHEAD, 1, now};
