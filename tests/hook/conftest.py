@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -19,6 +19,7 @@ from poolmeter.simulator.machine import Machine
 ROOT = Path(__file__).resolve().parents[2]
 HOOK = ROOT / "enforcer" / "native" / "hook"
 ACCOUNTING = (
+    "account",
     "board",
     "bucket",
     "charges",
@@ -118,11 +119,12 @@ def bench(tmp_path: Path) -> Callable[..., Bench]:
         charge_copies: bool = False,
         machine: str = "single",
         participants: int | None = None,
+        clock: Literal["virtual", "real"] = "virtual",
     ) -> Bench:
         (tmp_path / "devices").mkdir()
         folder = tmp_path / "allocations" / "a"
         folder.mkdir(parents=True)
-        here = Machine.create(machine, tmp_path / "machine", clock="virtual", participants=participants)
+        here = Machine.create(machine, tmp_path / "machine", clock=clock, participants=participants)
         uuids = [here.uuid(device) for device in range(here.devices)]
         devices = tuple(DeviceGrant(uuid, compute_ppm=compute_ppm, memory_bytes=memory) for uuid in uuids)
         write_grant(folder / "grant", Grant("a", devices, charge_copies=charge_copies))

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
@@ -485,6 +486,49 @@ def streams(count: str, each: str, ns: str) -> dict[str, int]:
     os._exit(0)  # nothing is settled on the way out
 
 
+def together(count: str) -> dict[str, int]:
+    """Threads that take and give back memory of every kind at once, and copy; nothing may be left."""
+    context = cuda.start()
+    failures: list[str] = []
+
+    def work(number: int) -> None:
+        cuda.CtxSetCurrent(context)
+        host = (c_char * 4096)()
+        for _ in range(int(count)):
+            array, mip, module, at, handle = c_void_p(), c_void_p(), c_void_p(), c_uint64(), c_uint64()
+            prop = AllocationProp(1, 0, Location(1, 0))
+            results = [
+                cuda.ArrayCreate_v2(byref(array), byref(Array2D(256 + number, 256, FLOAT, 1))),
+                cuda.MipmappedArrayCreate(byref(mip), byref(Array3D(256, 256, 0, FLOAT, 1, 0)), 2),
+                cuda.ModuleLoadData(byref(module), b"poolmeter-sim-module 1\nkernel spin parameter\n"),
+                cuda.MemAllocAsync(byref(at), c_size_t(65536), None),
+                cuda.MemCreate(byref(handle), c_size_t(2 * MIB), byref(prop), c_uint64(0)),
+                cuda.MemcpyHtoD_v2(at, host, c_size_t(4096)),
+            ]
+            executable = alloc_graph([MIB * (number + 1)])
+            results += [
+                cuda.GraphLaunch(executable, None),
+                cuda.CtxSynchronize(),
+                cuda.GraphExecDestroy(executable),
+                cuda.MemRelease(handle),
+                cuda.MemFreeAsync(at, None),
+                cuda.ModuleUnload(module),
+                cuda.MipmappedArrayDestroy(mip),
+                cuda.ArrayDestroy(array),
+            ]
+            if any(results):
+                failures.append(str(results))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == [], failures
+    assert cuda.DeviceGraphMemTrim(0) == 0
+    return {"left": cuda.used()}
+
+
 PROGRAMS: dict[str, Callable[..., dict[str, int]]] = {
     program.__name__: program
     for program in (
@@ -501,6 +545,7 @@ PROGRAMS: dict[str, Callable[..., dict[str, int]]] = {
         green,
         copy_loop,
         streams,
+        together,
     )
 }
 

@@ -20,8 +20,14 @@ NEEDS = re.findall(r"X\((\w+)\)", HOOK.joinpath("hooks.h").read_text().split("#d
 
 # Whatever makes the hook call something: launches, waits, copies, captures, memory of all kinds, contexts that come and go. None of
 # the program's own calls is one of those in NEEDS.
-PROGRAM = """
+PROGRAM = (
+    f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+"""
+    """
 import ctypes, json, os, time
+from cuda_calls import AllocNode, Array3D, BatchOp, Location, PoolProps
 from poolmeter.simulator.driver import Driver
 d = Driver()
 context = d.open(0)
@@ -52,6 +58,40 @@ length = ctypes.c_uint64(50_000)
 params = (ctypes.c_void_p * 1)(ctypes.addressof(length))
 one = Launch(f, 1, 1, 1, 32, 1, 1, 0, s, ctypes.cast(params, ctypes.c_void_p))
 d("cuLaunchCooperativeKernelMultiDevice", ctypes.byref(one), 1, 0)
+ref, none, zero = ctypes.byref, None, ctypes.c_uint64(0)
+array, mip, library, kernel = (ctypes.c_void_p() for _ in range(4))
+shape = Array3D(512, 256, 0, 32, 1, 0)
+d("cuArray3DCreate_v2", ref(array), ref(shape))
+d("cuMipmappedArrayCreate", ref(mip), ref(shape), 2)
+box = BatchOp()
+box.source.type, box.source.at, box.target.type, box.target.at = 1, getattr(a, "value", a), 2, array.value
+box.extent[0] = box.extent[1] = box.extent[2] = 1
+d("cuMemcpy3DBatchAsync_v2", ctypes.c_size_t(1), ref(box), zero, s)
+inner, outer, node, gone, executable = (ctypes.c_void_p() for _ in range(5))
+d("cuGraphCreate", ref(inner), 0)
+d("cuGraphCreate", ref(outer), 0)
+made = AllocNode(pool=PoolProps(type=1, location=Location(1, 0)), bytes=1 << 20)
+d("cuGraphAddMemAllocNode", ref(node), inner, none, ctypes.c_size_t(0), ref(made))
+d("cuGraphAddMemFreeNode", ref(gone), inner, ref(node), ctypes.c_size_t(1), ctypes.c_uint64(made.at))
+d("cuGraphAddChildGraphNode", ref(node), outer, none, ctypes.c_size_t(0), inner)
+d("cuGraphInstantiateWithFlags", ref(executable), outer, zero)
+d("cuGraphLaunch", executable, s)
+d("cuStreamSynchronize", s)
+d("cuGraphExecDestroy", executable)
+d("cuDeviceGraphMemTrim", 0)
+image = b"poolmeter-sim-module 1\\nkernel spin parameter\\n"
+d("cuLibraryLoadData", ref(library), image, none, none, 0, none, none, 0)
+d("cuLibraryGetKernel", ref(kernel), library, b"spin")
+d("cuLaunchKernel", kernel, 2, 1, 1, 32, 1, 1, 0, s, params, none)
+d("cuCtxSetLimit", 0, ctypes.c_size_t(1040))
+whole, part, count, what, green = (ctypes.c_char * 256)(), (ctypes.c_char * 256)(), ctypes.c_uint(1), ctypes.c_void_p(), ctypes.c_void_p()
+d("cuDeviceGetDevResource", 0, ref(whole), 1)
+d("cuDevSmResourceSplitByCount", ref(part), ref(count), ref(whole), none, 0, 8)
+d("cuDevResourceGenerateDesc", ref(what), ref(part), 1)
+d("cuGreenCtxCreate", ref(green), what, 0, 1)
+d("cuGreenCtxDestroy", green)
+d("cuArrayDestroy", array)
+d("cuMipmappedArrayDestroy", mip)
 free, total = ctypes.c_size_t(), ctypes.c_size_t()
 d("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
 d("cuDeviceTotalMem_v2", ctypes.byref(total), 0)
@@ -78,6 +118,7 @@ d("cuCtxSynchronize")
 d("cuDevicePrimaryCtxRelease_v2", 0)
 print(json.dumps("done"))
 """
+)
 
 # After so many calls, so many fail (None: all that follow).
 TIMES: list[tuple[int, int | None]] = [(0, None), (0, 2)] + (

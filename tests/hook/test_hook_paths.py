@@ -188,6 +188,14 @@ def test_imported_memory_is_charged_to_its_exporter_alone(bench: Callable[..., B
     assert (here.counters().memory_bytes, here.counters().internal_faults) == (0, 0)
 
 
+def test_threads_that_take_and_give_back_every_kind_leave_nothing(bench: Callable[..., Bench], long_run: int) -> None:
+    here = bench(memory=1024 * MIB, clock="real")
+    assert here.run("together", str(40 * long_run)) == {"left": 0}
+    counters = here.counters()
+    assert (counters.memory_bytes, counters.copies, counters.internal_faults) == (0, 4 * 40 * long_run, 0)
+    assert counters.graph_launches == 4 * 40 * long_run and counters.memory_peak > 0
+
+
 # ---- copies --------------------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ struct pm_process {
     uint32_t state;              /* enum pm_state; 0 in a child that was forked */
     pthread_mutex_t lock;        /* attaching, contexts, limits */
     pthread_mutex_t memory_lock; /* changes of the slot's memory */
+    pthread_mutex_t graph_lock;  /* asking what is kept for graphs, and taking it over */
     struct pm_view view;
     const struct pm_grant *grant;
     uint64_t grant_generation;

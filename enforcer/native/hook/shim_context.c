@@ -300,7 +300,10 @@ PM_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc part,
 PM_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context) {
     NEED_REAL(cuGreenCtxDestroy);
     CUcontext handle = NULL;
+    struct pm_process *self = pm_self();
     if (context && pm_need[PM_NEED_cuCtxFromGreenCtx] && PM_NEED(cuCtxFromGreenCtx)(&handle, context) == CUDA_SUCCESS)
         context_goes(handle, false, true);
+    else if (context && self)
+        pm_add(&self->view.header->faults, 1);
     return PM_REAL(cuGreenCtxDestroy)(context);
 }

@@ -14,6 +14,7 @@ struct node_memory {
 };
 
 struct walk {
+    bool failed; /* the driver did not answer somewhere: what is found is less than there is */
     struct node_memory *nodes;
     size_t count, size;
     uint64_t devices;
@@ -22,8 +23,11 @@ struct walk {
 static void add_alloc(struct walk *walk, CUgraphNode node, struct pm_process *self) {
     CUDA_MEM_ALLOC_NODE_PARAMS p;
     if (!pm_need[PM_NEED_cuGraphMemAllocNodeGetParams] ||
-        !pm_told(self, PM_NEED(cuGraphMemAllocNodeGetParams)(node, &p)) ||
-        p.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        PM_NEED(cuGraphMemAllocNodeGetParams)(node, &p) != CUDA_SUCCESS) {
+        walk->failed = true;
+        return;
+    }
+    if (p.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return;
     uint32_t device = pm_device_of(self, p.poolProps.location.id);
     if (device == PM_NO_DEVICE)
@@ -40,34 +44,48 @@ static void add_alloc(struct walk *walk, CUgraphNode node, struct pm_process *se
     walk->nodes[walk->count++] = (struct node_memory){p.dptr, p.bytesize, device, false};
 }
 
-static void add_free(struct walk *walk, CUgraphNode node, struct pm_process *self) {
+static void add_free(struct walk *walk, CUgraphNode node) {
     CUdeviceptr at;
     if (!pm_need[PM_NEED_cuGraphMemFreeNodeGetParams] ||
-        !pm_told(self, PM_NEED(cuGraphMemFreeNodeGetParams)(node, &at)))
+        PM_NEED(cuGraphMemFreeNodeGetParams)(node, &at) != CUDA_SUCCESS) {
+        walk->failed = true;
         return;
+    }
     for (size_t i = 0; i < walk->count; i++)
         walk->nodes[i].freed |= walk->nodes[i].at == at;
 }
 
 static void each_node(struct walk *walk, CUgraph graph, struct pm_process *self, int depth, bool frees) {
     size_t count = 0;
-    if (depth > 64 || !pm_told(self, PM_NEED(cuGraphGetNodes)(graph, NULL, &count)) || count == 0)
+    if (depth > 64 || PM_NEED(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS) {
+        walk->failed = true;
+        return;
+    }
+    if (count == 0)
         return;
     CUgraphNode *nodes = calloc(count, sizeof(CUgraphNode));
-    if (!nodes || !pm_told(self, PM_NEED(cuGraphGetNodes)(graph, nodes, &count)))
+    if (!nodes || PM_NEED(cuGraphGetNodes)(graph, nodes, &count) != CUDA_SUCCESS) {
+        walk->failed = true;
         count = 0;
+    }
     for (size_t i = 0; i < count; i++) {
         CUgraphNodeType type;
         CUgraph child;
-        if (!pm_told(self, PM_NEED(cuGraphNodeGetType)(nodes[i], &type)))
+        if (PM_NEED(cuGraphNodeGetType)(nodes[i], &type) != CUDA_SUCCESS) {
+            walk->failed = true;
             continue;
+        }
         if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !frees)
             add_alloc(walk, nodes[i], self);
         else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && frees)
-            add_free(walk, nodes[i], self);
-        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && pm_need[PM_NEED_cuGraphChildGraphNodeGetGraph] &&
-                 pm_told(self, PM_NEED(cuGraphChildGraphNodeGetGraph)(nodes[i], &child)))
+            add_free(walk, nodes[i]);
+        else if (type != CU_GRAPH_NODE_TYPE_GRAPH)
+            continue;
+        else if (pm_need[PM_NEED_cuGraphChildGraphNodeGetGraph] &&
+                 PM_NEED(cuGraphChildGraphNodeGetGraph)(nodes[i], &child) == CUDA_SUCCESS)
             each_node(walk, child, self, depth + 1, frees);
+        else
+            walk->failed = true;
     }
     free(nodes);
 }
@@ -96,6 +114,8 @@ static struct pm_holding least_of(CUgraph graph, struct pm_process *self) {
         left += walk.nodes[i].freed ? 0 : walk.nodes[i].bytes;
     }
     least.bytes = left > largest ? left : largest;
+    if (walk.failed)
+        pm_add(&self->view.header->faults, 1);
     free(walk.nodes);
     return least;
 }
@@ -113,9 +133,14 @@ static CUdevice ordinal_of(const struct pm_process *self, uint32_t device) {
 static void settle(struct pm_process *self, uint32_t device) {
     cuuint64_t bytes = 0;
     CUdevice ordinal = ordinal_of(self, device);
-    if (ordinal >= 0 && pm_need[PM_NEED_cuDeviceGetGraphMemAttribute] && pm_load(&pm_captures) == 0 &&
-        pm_told(self, PM_NEED(cuDeviceGetGraphMemAttribute)(ordinal, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes)))
+    if (ordinal < 0 || !pm_need[PM_NEED_cuDeviceGetGraphMemAttribute] || pm_load(&pm_captures))
+        return;
+    pthread_mutex_lock(&self->graph_lock); /* an older answer must not overtake a newer one */
+    if (PM_NEED(cuDeviceGetGraphMemAttribute)(ordinal, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) == CUDA_SUCCESS)
         pm_process_settle_graph_memory(self, device, bytes);
+    else
+        pm_add(&pm_process_counters(self, device)->internal_faults, 1);
+    pthread_mutex_unlock(&self->graph_lock);
 }
 
 void pm_graph_memory_settle(CUdevice ordinal) {

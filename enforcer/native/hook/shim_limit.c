@@ -3,7 +3,7 @@
 #include "claim.h"
 
 /* Bytes of the device for each unit of the limit; 0: not known, or none. */
-static uint64_t bytes_of(struct pm_process *self, CUlimit limit) {
+static uint64_t bytes_of(CUlimit limit) {
     CUdevice ordinal;
     int processors = 0, threads = 0;
     switch ((int)limit) {
@@ -12,11 +12,11 @@ static uint64_t bytes_of(struct pm_process *self, CUlimit limit) {
         return 1;
     case CU_LIMIT_STACK_SIZE: /* of every thread that can be on the device at once */
         if (!pm_need[PM_NEED_cuCtxGetDevice] || !pm_need[PM_NEED_cuDeviceGetAttribute] ||
-            !pm_told(self, PM_NEED(cuCtxGetDevice)(&ordinal)) ||
-            !pm_told(self,
-                     PM_NEED(cuDeviceGetAttribute)(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, ordinal)) ||
-            !pm_told(self, PM_NEED(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
-                                                         ordinal)))
+            PM_NEED(cuCtxGetDevice)(&ordinal) != CUDA_SUCCESS ||
+            PM_NEED(cuDeviceGetAttribute)(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, ordinal) !=
+                CUDA_SUCCESS ||
+            PM_NEED(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, ordinal) !=
+                CUDA_SUCCESS)
             return 0;
         return (uint64_t)processors * (uint64_t)threads;
     default:
@@ -34,10 +34,14 @@ PM_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     struct pm_process *self = pm_self();
     uint32_t device = self ? pm_current_device(self) : PM_NO_DEVICE;
     uint64_t context = pm_this_context(), key = pm_mix(pm_mix(31, context), (uint64_t)limit) | 1;
-    uint64_t unit = device != PM_NO_DEVICE && pm_need[PM_NEED_cuCtxGetLimit] ? bytes_of(self, limit) : 0;
+    uint64_t unit = device != PM_NO_DEVICE && pm_need[PM_NEED_cuCtxGetLimit] ? bytes_of(limit) : 0;
     size_t now = 0;
-    if (unit == 0 || !pm_told(self, PM_NEED(cuCtxGetLimit)(&now, limit)))
+    bool counts = limit == CU_LIMIT_STACK_SIZE || unit;
+    if (unit == 0 || PM_NEED(cuCtxGetLimit)(&now, limit) != CUDA_SUCCESS) {
+        if (counts && device != PM_NO_DEVICE)
+            pm_add(&pm_process_counters(self, device)->internal_faults, 1);
         return PM_REAL(cuCtxSetLimit)(limit, value);
+    }
     struct pm_holding held;
     if (!pm_pointers_take(self->pointers, PM_HOLD_LIMIT, key, &held))
         held = (struct pm_holding){key, 0, context, device, PM_MEMORY_OVERHEAD, 1, now};
@@ -47,7 +51,7 @@ PM_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     if (wanted <= claim.bytes || pm_claim_change(&claim, wanted)) {
         result = PM_REAL(cuCtxSetLimit)(limit, value);
-        if (pm_told(self, PM_NEED(cuCtxGetLimit)(&now, limit))) { /* the driver may round, or have refused */
+        if (PM_NEED(cuCtxGetLimit)(&now, limit) == CUDA_SUCCESS) { /* the driver may round, or have refused */
             if (!pm_claim_change(&claim, beyond(now, held.note, unit)))
                 pm_add(&pm_process_counters(self, device)->internal_faults, 1);
         }

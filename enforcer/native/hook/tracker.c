@@ -154,8 +154,8 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
     if (crowded) {
         launch->timed = false; /* so far ahead of the device, several launches to a mark will do */
     } else if (lane && usable(tracker)) {
-        bool ready = lane->open != PM_NO_MARK && pm_work_launches(pm_peek(&lane->open_work)) == 0 && !lane->tainted &&
-                     pm_mark_passed(tracker, lane->open) == 0;
+        bool ready = lane->open != PM_NO_MARK && pm_work_launches(pm_peek(&lane->open_work)) == 0 &&
+                     !pm_peek(&lane->tainted) && pm_mark_passed(tracker, lane->open) == 0;
         if (ready)
             lane->marking_ns = lane->marked_ns = pm_now_ns();
         else

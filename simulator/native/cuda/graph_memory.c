@@ -65,10 +65,12 @@ CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute
     int device;
     REQUIRE(device_of(dev, &device), CUDA_ERROR_INVALID_DEVICE);
     REQUIRE(value != NULL, CUDA_ERROR_INVALID_VALUE);
+    cuda_lock();
     const uint64_t found[] = {[CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT] = pools[device].used,
                               [CU_GRAPH_MEM_ATTR_USED_MEM_HIGH] = pools[device].used_high,
                               [CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT] = pools[device].reserved,
                               [CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH] = pools[device].reserved_high};
+    cuda_unlock();
     REQUIRE((unsigned)attribute < sizeof found / sizeof found[0], CUDA_ERROR_INVALID_VALUE);
     *(cuuint64_t *)value = found[attribute];
     return CUDA_SUCCESS;

@@ -68,15 +68,19 @@ CUresult stream_resolve(CUstream handle, struct CUstream_st **out) {
         return rc;
     if (handle == CU_STREAM_PER_THREAD || (handle == NULL && thread_state.per_thread_default > 0))
         return own_stream(ctx, out);
-    if (__builtin_expect(ctx->legacy == NULL, 0)) {
+    struct CUstream_st *legacy = __atomic_load_n(&ctx->legacy, __ATOMIC_ACQUIRE);
+    if (__builtin_expect(legacy == NULL, 0)) {
         cuda_lock();
-        if (ctx->legacy == NULL)
-            rc = stream_make(ctx, 0, 0, true, &ctx->legacy);
+        legacy = ctx->legacy;
+        if (legacy == NULL)
+            rc = stream_make(ctx, 0, 0, true, &legacy);
+        if (rc == CUDA_SUCCESS)
+            __atomic_store_n(&ctx->legacy, legacy, __ATOMIC_RELEASE);
         cuda_unlock();
         if (rc != CUDA_SUCCESS)
             return rc;
     }
-    *out = ctx->legacy;
+    *out = legacy;
     return CUDA_SUCCESS;
 }
 
