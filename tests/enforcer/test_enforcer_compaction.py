@@ -209,5 +209,5 @@ def test_numbers_never_run_backwards() -> None:
     once = compact([line(event) for event in events], (), 5, keep_bytes=0, keep_decisions=3)
     assert once is not None
     twice = compact(once, (), 5, keep_bytes=0, keep_decisions=2)
-    assert twice is not None and [b'"sequence":%d,' % number in item for number, item in ((0, twice[0]), (4, twice[-1]))] == [True, True]
+    assert twice is not None and [b'"sequence":%d}' % number in item for number, item in ((0, twice[0]), (4, twice[-1]))] == [True, True]
     assert len(twice) == 4 and b"2 events up to 4 are no longer here" in twice[0]
