@@ -39,14 +39,16 @@ def compact(
     dropped = [index for index, event in enumerate(events) if index not in kept and event.kind != COMPACTED]
     if not dropped:
         return None
-    newest = events[dropped[-1]]
+    # An earlier mark stays the newest where only older events go now: numbers never run backwards.
+    place = max([*dropped, *(index for index, event in enumerate(events) if event.kind == COMPACTED and event.sequence > 0)])
+    newest = events[place]
     before = sum(int((event.reason or "0").split()[0]) for event in events if event.kind == COMPACTED and event.sequence == 0)
     count = f"{before + len(dropped)} events up to {newest.sequence} are no longer here"
     head = _line(JournalEvent(0, 0, COMPACTED, reason=count))
     mark = _line(JournalEvent(newest.sequence, newest.at_us, COMPACTED, reason=count))
     out = [head]
     for index, line in enumerate(lines):
-        if index == dropped[-1]:
+        if index == place:
             out.append(mark)
         elif index in kept and events[index].kind != COMPACTED:
             out.append(line)

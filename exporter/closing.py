@@ -3,6 +3,8 @@
 Records carry no node, epoch and sequence yet (`sequence` 0): whoever commits them numbers them.
 """
 
+from typing import Any
+
 from poolmeter.exporter.ledger import DeviceLedger, Ledger, ProcessLedger, SliceLedger
 from poolmeter.model.allocation import Allocation, SlicePromise
 from poolmeter.model.units import FULL_SHARE_PPM, MINUTE_US, split_exactly
@@ -72,8 +74,23 @@ def _kib(byte_us: int | None) -> int | None:
     return None if byte_us is None else byte_us // 1024
 
 
-def _device_record(device: DeviceLedger, capacity: Capacity) -> DeviceRecord:
+def _key(device: DeviceLedger, span_us: int, measured_us: int) -> dict[str, Any]:
+    """What the records of one device-minute have in common; node, epoch and sequence are given when they are spooled."""
     assert device.m_start_us is not None
+    return {
+        "node": "",
+        "epoch": "",
+        "sequence": 0,
+        "minute_us": device.m_start_us - device.m_start_us % MINUTE_US,
+        "start_us": device.m_start_us,
+        "span_us": span_us,
+        "completeness_ppm": _completeness(measured_us, span_us),
+        "device_uuid": device.uuid,
+        "device_model": device.model,
+    }
+
+
+def _device_record(device: DeviceLedger, capacity: Capacity) -> DeviceRecord:
     overhead = None
     if device.m_busy_us is not None and device.m_unaccounted_us is not None and device.m_hooked_known and device.m_measured_us:
         # A running maximum: samples that run ahead of the hook in one minute and behind it in the next add up to nothing.
@@ -81,15 +98,7 @@ def _device_record(device: DeviceLedger, capacity: Capacity) -> DeviceRecord:
         overhead = total - (device.overhead_us_total or 0)
         device.overhead_us_total = total
     return DeviceRecord(
-        node="",
-        epoch="",
-        sequence=0,
-        minute_us=device.m_start_us - device.m_start_us % MINUTE_US,
-        start_us=device.m_start_us,
-        span_us=capacity.span_us,
-        completeness_ppm=_completeness(device.m_measured_us, capacity.span_us),
-        device_uuid=device.uuid,
-        device_model=device.model,
+        **_key(device, capacity.span_us, device.m_measured_us),
         allocated_us=capacity.allocated_us,
         reserved_unused_us=capacity.reserved_unused_us,
         unallocated_us=capacity.unallocated_us,
@@ -131,16 +140,8 @@ def _slice_record(
     )
     labels = allocation.labels
     return SliceRecord(
-        node="",
-        epoch="",
-        sequence=0,
-        minute_us=device.m_start_us - device.m_start_us % MINUTE_US,
-        start_us=device.m_start_us,
-        span_us=capacity.span_us,
+        **_key(device, capacity.span_us, capacity.span_us - part.m_unmeasured_us),
         pool=labels.pool,
-        completeness_ppm=_completeness(capacity.span_us - part.m_unmeasured_us, capacity.span_us),
-        device_uuid=device.uuid,
-        device_model=device.model,
         allocation_id=part.allocation_id,
         tenant=labels.tenant,
         mode=allocation.mode.value,
@@ -175,17 +176,8 @@ def _slice_record(
 
 
 def _process_record(device: DeviceLedger, process: ProcessLedger) -> ProcessRecord:
-    assert device.m_start_us is not None
     return ProcessRecord(
-        node="",
-        epoch="",
-        sequence=0,
-        minute_us=device.m_start_us - device.m_start_us % MINUTE_US,
-        start_us=device.m_start_us,
-        span_us=device.parts.span_us,
-        completeness_ppm=_completeness(device.m_measured_us, device.parts.span_us),
-        device_uuid=device.uuid,
-        device_model=device.model,
+        **_key(device, device.parts.span_us, device.m_measured_us),
         pid=process.pid,
         start_ticks=process.start_ticks,
         command=process.command,

@@ -142,6 +142,8 @@ def serve(args: argparse.Namespace) -> int:
     token_file = Path(args.token_file) if args.token_file else config.exporter.token_file
     token = None if token_file is None else read_token(token_file)
     run, data = NodeRun(run_folder(args.run)), NodeData(data_folder(args.data))
+    if run.root.exists() and not run.root.is_dir():
+        raise Unavailable(f"run folder {run.root} is a file, expected a folder, or nothing yet")
     stop, clock = _Stop(), SystemClock()
     bound = listen(args.host or config.exporter.host, config.exporter.port if args.port is None else args.port)
     with contextlib.ExitStack() as stack:

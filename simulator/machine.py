@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from poolmeter.simulator.configuration import CLOCKS, MachineConfig, compute_mod
 
 MACHINE_VARIABLE = "POOLMETER_SIM_MACHINE"
 _NEVER = 2**64 - 1
+ROOM_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,18 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+def _check_room(path: Path) -> None:
+    # The file is mapped and sparse: on a full disk the first write to a page that has no block ends the process.
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:
+        return  # whoever makes the file says what is wrong
+    if free < ROOM_BYTES:
+        raise Unavailable(
+            f"simulated machine {path} cannot be made: {free >> 20} MiB are free on its disk, expected at least {ROOM_BYTES >> 20} MiB"
+        )
+
+
 class Machine:
     """An open simulated machine. Close it, or use it as a context manager; the file stays until it is removed."""
 
@@ -156,6 +170,7 @@ class Machine:
         """
         config = description if isinstance(description, MachineConfig) else load_machine(description)
         path = Path(file).absolute()
+        _check_room(path)
         machine = cls._mapped(path, "psim_create")
         machine._fill(config, clock or config.clock, config.participants if participants is None else participants)
         if os.geteuid() == 0:

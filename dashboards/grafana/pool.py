@@ -4,6 +4,8 @@ Every query names its metric in full, so that a search for a metric finds the pa
 belongs to a tenant is joined from `poolmeter_slice_info` on node, card and allocation.
 """
 
+from typing import Any
+
 from poolmeter.dashboards.grafana.model import Json, Panel, Query, Row, dashboard, datasource_variable, label_variable
 
 RATE = "[$__rate_interval]"
@@ -58,79 +60,70 @@ USED_BY_SLICES = f"sum({slice_rate('busy_seconds_total')} {CARDS})"
 SWITCHING = device_rate("switch_overhead_seconds_total", MINUTES)
 
 
+def _stat(title: str, description: str, unit: str, queries: tuple[Query, ...], **options: Any) -> Panel:
+    """One number, six of them side by side."""
+    return Panel("stat", title, description, unit, queries, width=4, height=4, **options)
+
+
+def _lines(title: str, description: str, unit: str, queries: tuple[Query, ...], **options: Any) -> Panel:
+    """Something over time that is never below 0."""
+    return Panel("timeseries", title, description, unit, queries, minimum=0, **options)
+
+
 def pool_row() -> Row:
     """The pool in six numbers, then over time."""
     return Row(
         "Pool",
         (
-            Panel(
-                "stat",
+            _stat(
                 "Cards",
                 "Cards that answer now. A card that is lost, or whose exporter is down, is not among them.",
                 "short",
                 (Query(f"sum({device('up')})", "cards"),),
-                width=4,
-                height=4,
             ),
-            Panel(
-                "stat",
+            _stat(
                 "Allocated",
                 "Part of the pool's device time that is promised to somebody.",
                 "percentunit",
                 (Query(f"{ALLOCATED} / {CARD_COUNT}", "allocated"),),
-                width=4,
-                height=4,
                 minimum=0,
                 maximum=1,
             ),
-            Panel(
-                "stat",
+            _stat(
                 "Busy",
                 "Part of the pool's device time in which a card ran a kernel of anybody.",
                 "percentunit",
                 (Query(f"{BUSY} / {CARD_COUNT}", "busy"),),
-                width=4,
-                height=4,
                 minimum=0,
                 maximum=1,
             ),
-            Panel(
-                "stat",
+            _stat(
                 "Promised and not used",
                 "Part of the pool's device time that was promised and not used by those it was promised to.",
                 "percentunit",
                 (Query(f"{UNUSED} / {CARD_COUNT}", "promised, not used"),),
-                width=4,
-                height=4,
                 minimum=0,
                 maximum=1,
                 thresholds=(("green", None), ("orange", 0.3), ("red", 0.6)),
             ),
-            Panel(
-                "stat",
+            _stat(
                 "Unaccounted",
                 "Part of the pool's device time used by programs without the hook: billed to nobody.",
                 "percentunit",
                 (Query(f"sum({device_rate('unaccounted_busy_seconds_total')}) / {CARD_COUNT}", "unaccounted"),),
-                width=4,
-                height=4,
                 minimum=0,
                 maximum=1,
                 thresholds=(("green", None), ("orange", 0.01), ("red", 0.05)),
             ),
-            Panel(
-                "stat",
+            _stat(
                 "Failing sources",
                 "Sources (NVML, hook, allocations, ...) that an exporter could not read at its last collection.",
                 "short",
                 # No 0 where nobody answers: that is not "none fails".
                 (Query(f"sum(poolmeter_collect_success{{{NODE}}} == bool 0)", "failing"),),
-                width=4,
-                height=4,
                 thresholds=(("green", None), ("red", 1)),
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Where the pool's device time goes",
                 "Cards' worth of device time: used by allocations, by switching between them, by programs without the hook. "
                 "The line is what is promised; the cards are the height.",
@@ -142,7 +135,6 @@ def pool_row() -> Row:
                     Query(ALLOCATED, "promised"),
                     Query(CARD_COUNT, "cards"),
                 ),
-                minimum=0,
                 stack=True,
                 colours=(
                     ("used by allocations", "green"),
@@ -153,8 +145,7 @@ def pool_row() -> Row:
                 ),
                 overrides=tuple(_line(name) for name in ("promised", "cards")),
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "What is free, and free for whom",
                 "Cards' worth of device time not promised; the part of it on cards that are already shared, which no request for a whole "
                 "card can have; and what is promised beyond what the cards have.",
@@ -164,10 +155,8 @@ def pool_row() -> Row:
                     Query(node_sum("fragmented_devices"), "free on shared cards"),
                     Query(node_sum("overcommitted_devices"), "over-committed"),
                 ),
-                minimum=0,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Memory of the pool",
                 "Device memory: used by anybody, promised to allocations, present.",
                 "bytes",
@@ -176,15 +165,12 @@ def pool_row() -> Row:
                     Query(f"sum({slice_gauge('memory_limit_bytes')} {CARDS})", "limits"),
                     Query(f"sum({device('memory_total_bytes')})", "present"),
                 ),
-                minimum=0,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Power of the pool",
                 "What the boards draw together, from their energy counters.",
                 "watt",
                 (Query(f"sum({device_rate('energy_joules_total')})", "power"),),
-                minimum=0,
             ),
         ),
     )
@@ -200,33 +186,26 @@ def tenant_row() -> Row:
     return Row(
         "Tenants",
         (
-            Panel(
-                "timeseries",
+            _lines(
                 "Device time by tenant",
                 "Cards' worth of device time that each tenant's programs used.",
                 "short",
                 (Query(per_tenant(slice_rate("busy_seconds_total")), "{{tenant}}"),),
-                minimum=0,
                 stack=True,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Use of the promise by tenant",
                 "Device time used over device time promised. Above 1: a soft limit, or none, let it use what others left.",
                 "percentunit",
                 (Query(f"{per_tenant(slice_rate('busy_seconds_total'))} / {per_tenant(slice_gauge('promise_ratio'))}", "{{tenant}}"),),
-                minimum=0,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Compute limit by tenant",
                 "Cards' worth of device time that the hook holds each tenant to. A tenant without a limit is absent.",
                 "short",
                 (Query(per_tenant(slice_gauge("compute_limit_ratio")), "{{tenant}}"),),
-                minimum=0,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Memory used against limit by tenant",
                 "Device memory in use over the limit in force. At 1 the next allocation is denied.",
                 "percentunit",
@@ -236,32 +215,25 @@ def tenant_row() -> Row:
                         "{{tenant}}",
                     ),
                 ),
-                minimum=0,
                 thresholds=(("green", None), ("red", 0.95)),
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Throttled time by tenant",
                 "Seconds a second that programs waited because of a compute limit.",
                 "short",
                 (Query(per_tenant(slice_rate("throttled_seconds_total")), "{{tenant}}"),),
-                minimum=0,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Denied allocations by tenant",
                 "Memory allocations refused because they would have passed the limit, a second.",
                 "short",
                 (Query(per_tenant(slice_rate("allocations_denied_total")), "{{tenant}}"),),
-                minimum=0,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Energy by tenant",
                 "Power attributed to each tenant's device time. Idle power of a card belongs to nobody here.",
                 "watt",
                 (Query(per_tenant(slice_rate("energy_joules_total", MINUTES)), "{{tenant}}"),),
-                minimum=0,
                 stack=True,
             ),
             Panel(
@@ -317,55 +289,43 @@ def card_row() -> Row:
     return Row(
         "Cards",
         (
-            Panel(
-                "timeseries",
+            _lines(
                 "Busy by card",
                 "Part of the time in which the card ran a kernel.",
                 "percentunit",
                 (Query(f"max by (node, uuid) ({device_rate('busy_seconds_total')})", each),),
-                minimum=0,
                 maximum=1,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Memory by card",
                 "Part of the card's memory in use.",
                 "percentunit",
                 (Query(f"max by (node, uuid) ({device('memory_used_bytes')} / {device('memory_total_bytes')})", each),),
-                minimum=0,
                 maximum=1,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Power by card",
                 "Board power, from the energy counter: what Prometheus missed between two scrapes is in it.",
                 "watt",
                 (Query(f"max by (node, uuid) ({device_rate('energy_joules_total')})", each),),
-                minimum=0,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Switching by card",
                 "Part of the time lost to switching between programs that share the card.",
                 "percentunit",
                 (Query(f"max by (node, uuid) ({SWITCHING})", each),),
-                minimum=0,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Unaccounted by card",
                 "Part of the time used by programs without the hook.",
                 "percentunit",
                 (Query(f"max by (node, uuid) ({device_rate('unaccounted_busy_seconds_total')})", each),),
-                minimum=0,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Unaccounted memory by card",
                 "Memory held by programs without the hook.",
                 "bytes",
                 (Query(f"max by (node, uuid) ({device('unaccounted_memory_bytes')})", each),),
-                minimum=0,
             ),
         ),
     )
@@ -377,33 +337,27 @@ def health_row() -> Row:
     return Row(
         "Exporters",
         (
-            Panel(
-                "timeseries",
+            _lines(
                 "Exporters that answer",
                 "1 while Prometheus gets the node's page, 0 while not.",
                 "short",
                 (Query(f'max by (node) (up{{job="poolmeter", {NODE}}})', "{{node}}"),),
                 width=8,
-                minimum=0,
                 maximum=1,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Age of the data",
                 "How long ago each source was last read. It should stay near the exporter's interval.",
                 "s",
                 (Query(f"{sources} (time() - poolmeter_last_collect_timestamp_seconds{{{NODE}}})", "{{node}} {{source}}"),),
                 width=8,
-                minimum=0,
             ),
-            Panel(
-                "timeseries",
+            _lines(
                 "Time to collect",
                 "How long each source took at its last collection.",
                 "s",
                 (Query(f"{sources} (poolmeter_collect_duration_seconds{{{NODE}}})", "{{node}} {{source}}"),),
                 width=8,
-                minimum=0,
             ),
         ),
     )

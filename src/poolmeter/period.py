@@ -15,7 +15,7 @@ from poolmeter.errors import BadInput
 from poolmeter.model.units import MICROSECONDS, MINUTE_US
 
 _LAST_US = 253_402_300_740 * MICROSECONDS  # 9999-12-31T23:59:00Z, the last whole minute that a date can tell
-_AGO = re.compile(r"^(\d{1,6})([mhdw])$")
+_AGO = re.compile(r"^([0-9]{1,6})([mhdw])$")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 

@@ -5,14 +5,18 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from aiohttp import web
 
 from poolmeter import arrow
+from poolmeter.collector.catalog import query
+from poolmeter.collector.check import Expected, check_usage
+from poolmeter.collector.store import Batch
 from poolmeter.model.plain import to_plain
 from poolmeter.model.snapshot import DeviceSnapshot, SliceSnapshot, Snapshot, SourceHealth
-from poolmeter.model.units import MINUTE_US
-from poolmeter.model.usage import DeviceRecord, EventRecord, ProcessRecord, SliceRecord, UsageRecord
+from poolmeter.model.units import DAY_US, HOUR_US, MINUTE_US
+from poolmeter.model.usage import DeviceRecord, EventRecord, ProcessRecord, RecordKind, SliceRecord, UsageRecord
 
 CARD = 141 << 30
 
@@ -150,3 +154,23 @@ class FakeExporter:
         self.acked_through = max(self.acked_through, given["seq"])
         self.spool = [record for record in self.spool if record.sequence > given["seq"]]
         return web.json_response({"consumer": given["consumer"]})
+
+
+# A store's own: its day, and what it holds.
+DAY = 1_799_971_200_000_000  # 2027-01-15
+NOW = DAY + 12 * HOUR_US
+EPOCH = "0b8f1c1e-5a55-4c59-9a55-0d6a4a2c7b11"
+MINUTES = {RecordKind.DEVICE: "device_minutes", RecordKind.SLICE: "slice_minutes", RecordKind.PROCESS: "process_minutes"}
+ALL_ROWS = " UNION ALL ".join(f"SELECT node, epoch, sequence FROM {view}" for view in (*MINUTES.values(), "event_log"))
+
+
+def batch(rows: Sequence[UsageRecord], node: str = "n1", epoch: str = EPOCH, last: int = 1 << 40, now: int = NOW + 20 * DAY_US) -> Batch:
+    return Batch(node, epoch, check_usage(arrow.to_table(rows), Expected(node, epoch, last, now)), now)
+
+
+def stored(root: Path) -> list[tuple[str, str, int]]:
+    return sorted((row["node"], row["epoch"], row["sequence"]) for row in query(root, ALL_ROWS).to_pylist())
+
+
+def scalar(root: Path, sql: str) -> object:
+    return query(root, sql).column(0)[0].as_py()

@@ -200,3 +200,14 @@ journal.rewrite(lambda lines: lines[2:])
         assert [entry.name for entry in path.parent.iterdir()] == ["events.jsonl"]
         assert journal.append("refused", 1).sequence == 5
         journal.close()
+
+
+def test_numbers_never_run_backwards() -> None:
+    """The newest event goes with the first compaction, an older one with the second: the mark stays where the newest was."""
+    events = [JournalEvent(number, number, "decision", "a-1", None, decision_id=f"d-{number}") for number in (1, 2, 3)]
+    events.append(JournalEvent(4, 4, "refused", tenant="acme"))
+    once = compact([line(event) for event in events], (), 5, keep_bytes=0, keep_decisions=3)
+    assert once is not None
+    twice = compact(once, (), 5, keep_bytes=0, keep_decisions=2)
+    assert twice is not None and [b'"sequence":%d}' % number in item for number, item in ((0, twice[0]), (4, twice[-1]))] == [True, True]
+    assert len(twice) == 4 and b"2 events up to 4 are no longer here" in twice[0]

@@ -15,7 +15,7 @@ from poolmeter.model.allocation import Allocation, AllocationState, Labels, Mode
 from poolmeter.model.decision import JournalEvent
 from poolmeter.model.plain import canonical_json
 from poolmeter.model.units import GIB
-from poolmeter.model.usage import UsageRecord
+from poolmeter.model.usage import DeviceRecord, UsageRecord
 from poolmeter.pages import layout
 from poolmeter.pages.grant import DeviceGrant, Grant, write_grant
 from poolmeter.pages.meter import create_meter
@@ -274,3 +274,13 @@ class Node:
         """Let go of everything."""
         self.close_meters()
         self.spool.close()
+
+
+def of(records: tuple[UsageRecord, ...], kind: type) -> list:
+    """The records of one kind."""
+    return [record for record in records if isinstance(record, kind)]
+
+
+def identity(record: DeviceRecord) -> int:
+    """The parts of a device record, added up."""
+    return record.allocated_us + record.reserved_unused_us + record.unallocated_us + record.suspended_us + record.down_us
