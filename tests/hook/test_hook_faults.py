@@ -129,10 +129,6 @@ TIMES: list[tuple[int, int | None]] = [(0, None), (0, 2)] + (
 NOT_REACHED = {
     "cuMemPoolGetAttribute",
     "cuDeviceGetUuid",
-    "cuArray3DGetDescriptor_v2",
-    "cuCtxFromGreenCtx",
-    "cuGraphChildGraphNodeGetGraph",
-    "cuKernelGetName",
 }
 
 

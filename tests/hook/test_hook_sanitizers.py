@@ -16,9 +16,6 @@ from .conftest import DEVICE, build
 HERE = Path(__file__).parent
 SEED = int(os.environ.get("POOLMETER_SEED", "1"))
 
-# It closes a lane under the tracker's lock by a plain, whole word, which the lane's own thread reads without.
-SUPPRESSED = "race:pm_tracker_rested\n"
-
 
 def allocation(root: Path, devices: int = 1) -> Path:
     """An allocation of `devices` devices, limited to 30 % of their time and 64 MiB."""
@@ -33,9 +30,7 @@ def allocation(root: Path, devices: int = 1) -> Path:
 
 def run(program: Path, *words: str, seconds: int) -> str:
     """Standard output of a program that no sanitizer had anything to say about. What a process holds at its end is no leak."""
-    suppressions = program.parent / "suppressions"
-    suppressions.write_text(SUPPRESSED)
-    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0", "TSAN_OPTIONS": f"suppressions={suppressions}"}
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0"}
     done = subprocess.run([str(program), *words], capture_output=True, text=True, timeout=seconds, env=environment)
     assert done.returncode == 0, done.stderr[-6000:]
     return done.stdout

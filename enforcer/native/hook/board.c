@@ -191,8 +191,9 @@ void pm_board_survey(const struct pm_board *board, uint32_t seat, uint64_t now_n
 uint64_t pm_board_given_ppm(const struct pm_board *board) {
     uint64_t slice = board ? pm_peek(&board->slice_ns) : 0, turn = board ? pm_peek(&board->turn_ns) : 0;
     if (slice < 100000 || slice > 100000000 || turn < slice || turn > 2 * slice)
-        return 915000; /* nobody has learned it */
-    /* A turn and the way to the next one; a little less, as what is promised in full has to be there. */
-    uint64_t given = slice * 985000 / (slice + (turn - slice) / 2);
-    return given < 890000 ? 890000 : given; /* cards differ less than what is learned of them */
+        return 890000; /* nobody has learned it */
+    /* A turn and the way to the next one; a little less: short launches leave gaps, and what is promised has to be
+     * there. */
+    uint64_t given = slice * 965000 / (slice + (turn - slice) / 2);
+    return given < 870000 ? 870000 : given; /* cards differ less than what is learned of them */
 }

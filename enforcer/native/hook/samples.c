@@ -93,6 +93,8 @@ uint64_t pm_samples_take_lone(struct pm_tracker *tracker, struct pm_estimate *en
                                                  : 20;
         double weight = entry->lone < 16 ? entry->lone + 1 : 16;
         uint32_t suspects = __atomic_exchange_n(&entry->suspects, 0, __ATOMIC_RELAXED);
+        if (entry == tracker->suspect)
+            tracker->suspect_ns = 0;
         uint64_t more = took > 2 * entry->ns ? suspects * (took - entry->ns) : 0;
         if (agrees || entry->unsteady > PM_UNSTEADY) { /* lengths that vary all the time have a mean */
             set_estimate(entry, (double)entry->ns + ((double)took - (double)entry->ns) / weight);

@@ -15,6 +15,7 @@
 #define SEGMENT_WALL_NS 5000000u
 #define CLOCK_EVERY 8u /* launches to one look at the clock; a few at great intervals are ended by who looks in */
 #define UNKNOWN_BUSY_NS 200000000u
+#define LATE_NS 20000000u /* no waiter is woken so late for want of a processor, as a rule */
 #define TAIL_LAUNCHES 8u
 #define CROWDED_LAUNCHES 8u
 #define TAIL_NS 200000u
@@ -130,6 +131,11 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
             if (entry)
                 pm_add(&entry->suspects, launches - lane->waited_launches);
             pm_samples_time_anew(tracker);
+            uint64_t beyond = waited - (estimate - lane->waited_estimate_ns);
+            if (beyond > LATE_NS && pm_board_neighbours(tracker->board, tracker->seat, since_ns) == 0) {
+                tracker->suspect = entry;
+                tracker->suspect_ns += beyond;
+            }
         }
         lane->waited_launches = launches;
         lane->waited_estimate_ns = estimate;
@@ -332,7 +338,7 @@ void pm_tracker_rested(struct pm_tracker *tracker) {
         struct pm_lane *lane = &tracker->lanes[i];
         if (lane->key && lane->open != PM_NO_MARK && pm_work_launches(pm_peek(&lane->open_work)) == 0) {
             pm_mark_drop(tracker, lane->open);
-            lane->open = PM_NO_MARK;
+            pm_poke(&lane->open, PM_NO_MARK);
         }
     }
     pthread_mutex_unlock(&tracker->lock);
@@ -351,6 +357,10 @@ void pm_tracker_finish(struct pm_tracker *tracker, bool poll, bool destroy) {
     tracker->closed = true;
     if (poll && usable(tracker))
         poll_locked(tracker);
+    if (tracker->suspect && pm_peek(&tracker->suspect->suspects)) /* no sample will tell any more: the wait has to do */
+        pm_charge(tracker, tracker->suspect_ns);
+    tracker->suspect = NULL;
+    tracker->suspect_ns = 0;
     pm_lanes_charge_estimates(tracker);
     for (uint32_t i = 0; i < PM_MARKS; i++) {
         if (destroy && tracker->marks[i].event)

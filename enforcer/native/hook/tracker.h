@@ -116,7 +116,9 @@ struct pm_tracker {
     bool closed;       /* the context is about to go, or has gone */
     uint32_t *settler; /* futex word: 1 while the settling thread sleeps because nothing is pending */
     uint32_t faults;
-    uint64_t credit_ns;            /* charged too much earlier; taken from the next charges */
+    uint64_t credit_ns;          /* charged too much earlier; taken from the next charges */
+    struct pm_estimate *suspect; /* what the program last waited for much longer than was charged, and that time */
+    uint64_t suspect_ns;
     uint32_t quiet;                /* the program has waited for its work, and nothing was launched since */
     uint32_t round;                /* of timing everything anew */
     uint64_t round_at_ns;          /* when it began */
