@@ -149,6 +149,8 @@ class Ledger:
     # Retired allocations whose last record is closed: the sequence that must be acknowledged before their folder may go.
     settled: dict[str, int] = field(default_factory=dict)
     tampered: list[str] = field(default_factory=list)
+    # Counters of the hardware, see hardware.py.
+    hardware: dict[str, list[int]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As text for the spool."""
@@ -167,6 +169,7 @@ class Ledger:
                 "processes": {key: vars(process) for key, process in self.processes.items()},
                 "settled": self.settled,
                 "tampered": self.tampered,
+                "hardware": self.hardware,
             },
             separators=(",", ":"),
         )
@@ -191,4 +194,5 @@ def ledger_from(plain: dict[str, Any]) -> Ledger:
         processes={key: ProcessLedger(**item) for key, item in plain["processes"].items()},
         settled=plain["settled"],
         tampered=plain["tampered"],
+        hardware=plain.get("hardware", {}),
     )

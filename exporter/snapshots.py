@@ -100,6 +100,7 @@ def _device(
         unaccounted_memory_bytes=sum(m or 0 for m in held) if held is not None and None not in held else None,
         allocated_ppm=sum(promise.promise_ppm for promise in promises),
         memory_allocated_bytes=sum(promise.memory_bytes for promise in promises),
+        hardware=reading.hardware if reading else None,
     )
 
 

@@ -5,6 +5,8 @@ An absent value is None. Cumulative counters (`*_total`) carry `origin`: they st
 
 from dataclasses import dataclass, field
 
+from poolmeter.model.hardware import BusFunction, Hardware
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceHealth:
@@ -51,6 +53,7 @@ class DeviceSnapshot:
     unaccounted_memory_bytes: int | None = None
     allocated_ppm: int | None = None
     memory_allocated_bytes: int | None = None
+    hardware: Hardware | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,3 +125,4 @@ class Snapshot:
     slices: tuple[SliceSnapshot, ...] = ()
     processes: tuple[ProcessSnapshot, ...] = ()
     sources: tuple[SourceHealth, ...] = field(default=())
+    functions: tuple[BusFunction, ...] = ()
