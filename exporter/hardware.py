@@ -40,7 +40,7 @@ class HardwareTotals:
         for name in _MAPS:
             values[name] = {key: self._total(raw, uuid, name, key) for key, raw in getattr(hardware, name).items()}
         values["xids"] = self._xids(uuid, hardware, anew)
-        parts = (*(hardware.instances or ()), *(hardware.vgpus or ()))
+        parts: tuple[MigInstance | Vgpu, ...] = (*(hardware.instances or ()), *(hardware.vgpus or ()))
         if device.up and not hardware.stale:
             prefix, present = f"{uuid}|part|", {part.uuid for part in parts}
             for key in [key for key in self._kept if key.startswith(prefix) and key.removeprefix(prefix) not in present]:
