@@ -62,7 +62,7 @@ class NvidiaVendor:
         self._answered = False
         self._slots: dict[int, _Slot] = {}
         self._cards: dict[str, Card] = {}
-        self._lock = threading.Lock()  # over _cards and _xids, which threads of all cards use
+        self._lock = threading.Lock()  # over _cards, which threads of all cards use; never held during a call into the library
         self._xids = Xids(self._nvml)
         self._events = Worker("events")
         self._mps, self._mps_worker = mps or MpsControl(proc=proc), Worker("mps")
@@ -119,6 +119,7 @@ class NvidiaVendor:
             self._nvml.call("nvmlInit")
             self._started = True
             self._driver = text(self._nvml.call("nvmlSystemGetDriverVersion"))
+            self._xids.begin()
         return int(self._nvml.call("nvmlDeviceGetCount"))
 
     def _forget(self) -> bool:
@@ -129,10 +130,9 @@ class NvidiaVendor:
             with contextlib.suppress(self._nvml.binding.NVMLError, LostDevice, ReplacedDriver):
                 self._nvml.call("nvmlShutdown")
         self._started = False
-        with self._lock:
-            self._xids.forget()
-            for card in self._cards.values():
-                card.forget()
+        self._xids.forget()
+        for card in self._cards.values():
+            card.forget()
         return True
 
     # ---- cards -------------------------------------------------------------------------------------------------------------------
@@ -164,8 +164,7 @@ class NvidiaVendor:
                     self._cards[uuid] = card
             slot.uuid = uuid
             card.identity = replace(card.identity, index=index, driver_version=self._driver)
-            with self._lock:
-                self._xids.watch(uuid, handle)
+            self._xids.watch(uuid, handle)
             return card.read(handle, threads)
         except LostDevice as lost:
             return self._down(slot, str(lost))

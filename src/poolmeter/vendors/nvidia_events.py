@@ -20,15 +20,17 @@ class Xids:
         self._registered: dict[str, int] = {}  # uuid to the handle's address
         self._seen: dict[str, dict[int, XidCount]] = {}
 
+    def begin(self) -> None:
+        """Make the event set; where the driver has none, no card has Xids."""
+        self._set = self._nvml.ask("nvmlEventSetCreate")
+
     def watch(self, uuid: str, handle: Any) -> None:
-        """Register a card once for each handle it has; a card that has no Xid events stays without. Raises nothing."""
+        """Register a card once for each handle it has; a card that has no Xid events stays without. Raises nothing; any thread may call."""
         address = _address(handle)
-        if self._registered.get(uuid) == address:
+        if self._set is None or self._registered.get(uuid) == address:
             return
         nvml = self._nvml.binding
         try:
-            if self._set is None:
-                self._set = self._nvml.call("nvmlEventSetCreate")
             supported = int(self._nvml.call("nvmlDeviceGetSupportedEventTypes", handle))
             if supported & nvml.nvmlEventTypeXidCriticalError:
                 self._nvml.call("nvmlDeviceRegisterEvents", handle, nvml.nvmlEventTypeXidCriticalError, self._set)
@@ -49,14 +51,15 @@ class Xids:
                 continue
             uuid = self._whose(event.device)
             if uuid is not None:
-                counts, xid = self._seen.setdefault(uuid, {}), int(event.eventData)
+                counts, xid = self._seen.get(uuid, {}), int(event.eventData)
                 before = counts.get(xid)
-                counts[xid] = XidCount(xid=xid, count=(before.count if before else 0) + 1, last_us=time.time_ns() // 1000)
+                now = XidCount(xid=xid, count=(before.count if before else 0) + 1, last_us=time.time_ns() // 1000)
+                self._seen[uuid] = {**counts, xid: now}  # another thread may be reading the old one
 
     def _whose(self, device: Any) -> str | None:
         # A card that just fell off gives no UUID, but its handle is the one that was registered.
         address = _address(device)
-        for uuid, known in self._registered.items():
+        for uuid, known in list(self._registered.items()):
             if known == address:
                 return uuid
         found = self._nvml.ask("nvmlDeviceGetUUID", device)
