@@ -56,7 +56,7 @@ class SamplerProcess:
         self.restarts = 0
         self._timeout_s = timeout_s
         self._environment = environment
-        self._command = command or (sys.executable, "-m", "poolmeter.exporter.sampler", vendor)
+        self._command = command or (sys.executable, "-m", "poolmeter.exporter.sampler", vendor, str(timeout_s))
         self._monotonic = monotonic
         self._restart_after_s = restart_after_s
         self._child: subprocess.Popen[bytes] | None = None

@@ -412,7 +412,8 @@ def test_memory_flat_over_10_000_cycles_with_process_churn(
     def churn(*_: object) -> list[object]:
         return [holder(next(pids), 1) for _ in range(4)]
 
-    say(nvmlDeviceGetComputeRunningProcesses_v3=churn, nvmlDeviceGetProcessUtilization=error(real.NVML_ERROR_NOT_FOUND))
+    nothing_new = lambda *_: error(real.NVML_ERROR_NOT_FOUND)  # noqa: E731 - an error that is raised anew each time
+    say(nvmlDeviceGetComputeRunningProcesses_v3=churn, nvmlDeviceGetProcessUtilization=nothing_new)
     vendor = vendor_of(tmp_path)
 
     def cycles(count: int) -> int:
