@@ -282,6 +282,13 @@ def test_device_names(name: str, uuids: tuple[str, ...]) -> None:
     assert NAMES.resolve(name) == uuids
 
 
+def test_an_instance_is_its_cards() -> None:
+    names = dataclasses.replace(NAMES, by_instance=((MIG, OTHER),))
+    assert names.resolve(f"{MIG}::1") == (OTHER,) and names.resolve(CARD) == (CARD,)
+    listed = dataclasses.replace(names, uuids=NAMES.uuids | {MIG})
+    assert listed.resolve(MIG) == (MIG,)
+
+
 @given(st.text(max_size=80))
 def test_any_device_name_has_an_answer(name: str) -> None:
     assert all(isinstance(uuid, str) for uuid in NAMES.resolve(name)) and DeviceNames().resolve(name) in ((), NAMES.resolve(name))

@@ -274,6 +274,8 @@ def test_trust_goes_in_order_and_nothing_is_dropped() -> None:
         ("device", "nvml", OTHER, "kubernetes", CARD),
     }
     assert disagreements([pod_claim, user], frozenset([CARD])) == () and disagreements([], frozenset([CARD])) == ()
+    unknown = dataclasses.replace(pod_claim, device_uuids=("MIG-11111111-0000-0000-0000-000000000001",))
+    assert disagreements([unknown], frozenset([CARD])) == ()
     assert all(d.field != "container_id" for d in disagreements(claims, frozenset(), nested=True))
 
 
