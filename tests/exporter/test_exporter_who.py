@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -26,6 +29,7 @@ from poolmeter.model.naming import LIMIT, printable
 from poolmeter.model.plain import from_plain, to_plain
 from poolmeter.model.snapshot import Claim, HolderSnapshot, Snapshot, SourceHealth
 from poolmeter.model.usage import DeviceRecord, ProcessRecord
+from poolmeter.vendors.proc import command_of
 
 PATH = f"/kubepods.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/cri-containerd-{CID}.scope"
 SECOND = 1_000_000
@@ -443,6 +447,26 @@ def test_what_is_cut_is_marked_and_stays_apart() -> None:
     one, two = printable("a" * 10_000 + "1"), printable("a" * 10_000 + "2")
     assert len(one) == len(two) == LIMIT and one != two and "…" in one
     assert printable("plain-name_1") == "plain-name_1" and printable(b"\xff\xfea\n") == "\\xff\\xfea\\x0a"
+
+
+def test_a_program_may_call_itself_anything(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(50)
+    (proc.root / "50" / "comm").write_bytes(b"\x1b]0;pwned\x07\xff\n\n")
+    assert command_of(50, proc.root) == "\\x1b]0;pwned\\x07\\xff\\x0a"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_what_an_exporter_without_rights_still_knows() -> None:
+    """Another user's process: its cgroup and user are open to everybody, its maps are not."""
+    program = (
+        "import os, sys; from poolmeter.exporter.attribution.process import Processes; from poolmeter.vendors.proc import start_ticks_of;"
+        "from poolmeter.exporter.attribution.source import ProcessKey; os.setgroups([]); os.setgid(65534); os.setuid(65534);"
+        "pid = int(sys.argv[1]); key = ProcessKey(pid, start_ticks_of(pid)); facts = Processes().refresh([(key, frozenset())], 0)[key];"
+        "print(facts.place is not None, facts.uid, facts.framework)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, str(os.getpid())], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.split() == ["True", "0", "None"]
 
 
 def test_rules() -> None:
