@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -475,3 +476,34 @@ def test_rules() -> None:
     assert TenantRule((), "{namespace}/{pod}").tenant("n", namespace="n", pod="p") == ("n/p", False)
     assert TenantRule((), "{namespace}/{pod}").tenant("n", namespace="n", pod=None) == (None, False)
     assert TenantRule().tenant("n", namespace="n") == (None, False)
+
+
+def test_the_join_that_the_reference_shows(tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "attribution.md").read_text()
+    series = [
+        ('poolmeter_slice_busy_seconds_total{allocation="a",uuid="u"}', 7),
+        ('poolmeter_holder_allocation_info{allocation="a",holder="pod/n/p/c",uuid="u"}', 1),
+        ('poolmeter_holder_allocation_info{allocation="a",holder="pod/n/q/c",uuid="u"}', 1),
+        ('poolmeter_holder_info{container="c",holder="pod/n/p/c",namespace="n",pod="p",tenant="t",uuid="u"}', 1),
+        ('poolmeter_holder_info{container="c",holder="pod/n/q/c",namespace="n",pod="q",tenant="t",uuid="u"}', 1),
+    ]
+    expected = [
+        {"labels": f'{{allocation="a",holder="pod/n/{pod}/c",namespace="n",pod="{pod}",uuid="u"}}', "value": 7} for pod in ("p", "q")
+    ]
+    case = {
+        "rule_files": [],
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": f"{value}x5"} for name, value in series],
+                "promql_expr_test": [
+                    {"expr": page.split("```promql\n")[1].split("```")[0], "eval_time": "1m", "exp_samples": expected},
+                ],
+            }
+        ],
+    }
+    (tmp_path / "join.yaml").write_text(json.dumps(case))
+    ran = subprocess.run(["promtool", "test", "rules", str(tmp_path / "join.yaml")], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
