@@ -91,8 +91,8 @@ class Kubernetes:
                 found = self._devices.resolve(name)
                 self._unknown += not found
                 uuids.update(dict.fromkeys(found or (printable(name),)))
-            name = item.named
-            shown = Named(printable(name.namespace), printable(name.pod), printable(name.container) if name.container else None)
+            told = item.named
+            shown = Named(printable(told.namespace), printable(told.pod), printable(told.container) if told.container else None)
             self._given[shown] = tuple(uuids)
 
     def _resolve(self, facts: Facts, names: Names) -> None:
