@@ -6,11 +6,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-from attribution_fakes import CID, CID2, OTHER_UID, POD_UID, FakeKubelet, FakeProc, log_names, pod, short_folder, until
+from attribution_fakes import CID, CID2, OTHER_UID, POD_UID, FakeDocker, FakeKubelet, FakeProc, log_names, pod, short_folder, until
 from exporter_fakes import CARD, OTHER, device
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poolmeter.errors import Unavailable
 from poolmeter.exporter.attribution.devices import DeviceNames, names_of
 from poolmeter.exporter.attribution.kubelet import list_given, parse_folder, parse_link
 from poolmeter.exporter.attribution.kubernetes import Kubernetes, KubernetesSettings
@@ -177,6 +178,18 @@ def test_a_kubelet_that_refuses_or_hangs_is_a_source_down(cluster: Cluster) -> N
     until(lambda: cluster.source.worker.result.runs > 0)
     health = cluster.source.health()
     assert health is not None and not health.ok and "deadline" in (health.reason or "")
+
+
+@pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"\x00" * 100, b"\x00\x00\x06\x04\x00\x00\x00\x00\x00" + b"\xff" * 60])
+def test_a_socket_that_speaks_something_else(tmp_path: Path, raw: bytes) -> None:
+    with short_folder() as sockets:
+        server = FakeDocker(sockets / "kubelet.sock")
+        server.raw = raw
+        with pytest.raises(Unavailable, match="gives no pod resources: "):
+            list_given(server.path, ("*",), 0.5)
+        server.stop()
+        with pytest.raises(Unavailable, match="gives no pod resources: "):
+            list_given(server.path, ("*",), 0.5)
 
 
 def test_a_pod_inside_a_container_needs_the_kubelets_word(cluster: Cluster) -> None:
