@@ -145,8 +145,9 @@ class Runtime(Quiet):
 
     def _look(self) -> dict[str, Described]:
         """Ask for every container that is not known yet; one socket that fails keeps no other from being asked."""
-        wanted = dict(self._wanted)
-        answers = {key: value for key, value in self._answers.items() if key in wanted}
+        # A user's own runtime may be slow on purpose: it comes last, and what is known before that is used at once.
+        wanted = dict(sorted(self._wanted.items(), key=lambda item: item[1].rootless_uid is not None))
+        answers = self._answers = {key: value for key, value in self._answers.items() if key in wanted}
         troubles: dict[Path, str] = {}
         now = time.monotonic()
         self._missing = {key: at for key, at in self._missing.items() if key in wanted and now - at < AGAIN_S}
@@ -170,8 +171,7 @@ class Runtime(Quiet):
             if found is None:
                 self._missing[key] = now
             else:
-                answers[key] = found
-        self._answers = answers
+                answers = self._answers = {**answers, key: found}
         # A user's own runtime that does not answer is that user's affair.
         if self._settings.socket in troubles:
             raise Unavailable(troubles[self._settings.socket])

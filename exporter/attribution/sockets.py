@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 import struct
-import time
+import threading
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -82,7 +82,17 @@ def connect(path: Path, timeout_s: float, peer_uid: int | None = None) -> socket
 def get_json(path: Path, target: str, timeout_s: float, peer_uid: int | None = None) -> Any:
     """The JSON that `GET target` gives; None for 404. Raises Unavailable: no answer in time, another status, no JSON, too long."""
     connection = _Connection(path, timeout_s, peer_uid)
-    deadline = time.monotonic() + timeout_s
+    late = threading.Event()
+
+    def cut() -> None:
+        # The socket's own limit is for each part of an answer: a server that drips, in its head or its body, would hold us for ever.
+        late.set()
+        with contextlib.suppress(OSError, AttributeError):
+            connection.sock.shutdown(socket.SHUT_RDWR)
+
+    watch = threading.Timer(timeout_s, cut)
+    watch.daemon = True
+    watch.start()
     try:
         connection.request("GET", target, headers={"Accept": "application/json"})
         answer = connection.getresponse()
@@ -91,18 +101,20 @@ def get_json(path: Path, target: str, timeout_s: float, peer_uid: int | None = N
             body += part
             if len(body) > BODY_BYTES:
                 raise Unavailable(f"socket {path} answered more than {BODY_BYTES} bytes to {target:.80}")
-            # The socket's own limit is for each part: a server that drips would hold us for ever.
-            if time.monotonic() > deadline:
-                raise Unavailable(f"socket {path} did not finish its answer to {target:.80} within {timeout_s:g} s")
+        if late.is_set():
+            raise TimeoutError
         if answer.status == 404:
             return None
         if answer.status != 200:
             raise Unavailable(f"socket {path} answered status {answer.status} to {target:.80}, expected 200")
         return json.loads(bytes(body))
-    except (TimeoutError, OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException) as error:
+        if late.is_set() or isinstance(error, TimeoutError):
+            raise Unavailable(f"socket {path} did not finish its answer to {target:.80} within {timeout_s:g} s") from None
         raise Unavailable(f"socket {path} gives no answer: {type(error).__name__} {error!s:.120}") from None
     except (ValueError, RecursionError):
         raise Unavailable(f"socket {path} answered something that is no JSON to {target:.80}") from None
     finally:
+        watch.cancel()
         with contextlib.suppress(OSError):
             connection.close()
