@@ -21,7 +21,7 @@ MAX_ANCESTORS = 32
 
 # By the names of the libraries alone. Hygon's DTK is a branch of ROCm and has its library names: where they lie tells the two apart.
 _LIBRARY = re.compile(
-    rb"(/[^\n]*/)?(libcuda\.so|libascendcl\.so|libgalaxyhip\.so|libamdhip64\.so|libhsa-runtime64\.so)[.\d]*(?: \(deleted\))?(?:\n|$)"
+    rb"(/(?:[^\n]*/)?)(libcuda\.so|libascendcl\.so|libgalaxyhip\.so|libamdhip64\.so|libhsa-runtime64\.so)[.\d]*(?: \(deleted\))?(?:\n|$)"
 )
 _DTK = re.compile(rb"/dtk[-/.\d]")
 
@@ -47,7 +47,7 @@ def parse_framework(maps: bytes) -> str | None:
         name = match[2]
         if name == b"libascendcl.so":
             return "cann"
-        if name == b"libgalaxyhip.so" or (name != b"libcuda.so" and _DTK.search(match[1] or b"")):
+        if name == b"libgalaxyhip.so" or (name != b"libcuda.so" and _DTK.search(match[1])):
             return "dtk"
         found = "rocm" if name != b"libcuda.so" else found or "cuda"
     return found

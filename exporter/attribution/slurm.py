@@ -3,8 +3,9 @@
 import os
 import re
 import stat
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from poolmeter.model.snapshot import AttributionFault, Claim, SourceHealth
 
 FILE_BYTES = 65_536
 MAX_FILES = 1024
+STEADY_S = 2.0
 _JOB = re.compile(rb"^[0-9]{1,10}(?:_[0-9]{1,10})?$")
 
 
@@ -31,15 +33,15 @@ class Mapped:
     faults: Mapping[str, int]
 
 
-def parse_mapping(body: bytes, tail_before: bytes | None = None) -> tuple[tuple[str, ...], bytes, Counter[str]]:
+def parse_mapping(body: bytes, steady_tail: bytes | None = None) -> tuple[tuple[str, ...], bytes, Counter[str]]:
     """Job ids of a file, its last line if it has no end, and faults by kind.
 
-    A last line without an end may be the first half of a number: it counts when it was the same at the look before (`tail_before`).
+    A last line without an end may be the first half of a number: it counts when it has been the same for a while (`steady_tail`).
     """
     faults: Counter[str] = Counter()
     *lines, tail = body.split(b"\n")
     if tail:
-        if tail == tail_before:
+        if tail == steady_tail:
             lines.append(tail)
         else:
             faults["half-written"] += 1
@@ -63,10 +65,18 @@ class Slurm:
     name = "slurm"
 
     def __init__(
-        self, use: Use, folder: Path | None, rule: TenantRule, users: UserNames, interval_s: float = 10.0, timeout_s: float = 2.0
+        self,
+        use: Use,
+        folder: Path | None,
+        rule: TenantRule,
+        users: UserNames,
+        interval_s: float = 10.0,
+        timeout_s: float = 2.0,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._use, self._folder, self._rule, self._users = use, folder, rule, users
-        self._tails: dict[str, bytes] = {}
+        self._monotonic = monotonic
+        self._tails: dict[str, tuple[bytes, float]] = {}  # an unended last line, and since when it has been the same
         self.worker: Worker[Mapped] = Worker("job mapping", self._look, interval_s, 3 * timeout_s)
         self._jobs_on: dict[str, tuple[str, ...]] = {}  # device -> jobs
         self._taken: tuple[object, ...] = ()
@@ -81,7 +91,8 @@ class Slurm:
         assert self._folder is not None
         jobs: dict[str, tuple[str, ...]] = {}
         faults: Counter[str] = Counter()
-        tails: dict[str, bytes] = {}
+        tails: dict[str, tuple[bytes, float]] = {}
+        now = self._monotonic()
         try:
             names = sorted(name for name in os.listdir(self._folder) if not name.startswith("."))
         except OSError as error:
@@ -93,7 +104,9 @@ class Slurm:
             if body is None:
                 faults["unreadable"] += 1
                 continue
-            jobs[name], tails[name], wrong = parse_mapping(body, self._tails.get(name))
+            before, since = self._tails.get(name, (b"", now))
+            jobs[name], tail, wrong = parse_mapping(body, before if now - since >= STEADY_S else None)
+            tails[name] = (tail, since if tail == before else now)
             faults.update(wrong)
         self._tails = tails
         return Mapped(jobs, dict(faults))

@@ -58,9 +58,10 @@ class _Connection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout_s: float, peer_uid: int | None) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path, self._timeout_s, self._peer_uid = path, timeout_s, peer_uid
+        self.raw: socket.socket | None = None  # `sock` is let go of while an answer is still being read
 
     def connect(self) -> None:
-        self.sock = connect(self._path, self._timeout_s, self._peer_uid)
+        self.sock = self.raw = connect(self._path, self._timeout_s, self._peer_uid)
 
 
 def connect(path: Path, timeout_s: float, peer_uid: int | None = None) -> socket.socket:
@@ -87,8 +88,9 @@ def get_json(path: Path, target: str, timeout_s: float, peer_uid: int | None = N
     def cut() -> None:
         # The socket's own limit is for each part of an answer: a server that drips, in its head or its body, would hold us for ever.
         late.set()
-        with contextlib.suppress(OSError, AttributeError):
-            connection.sock.shutdown(socket.SHUT_RDWR)
+        if connection.raw is not None:
+            with contextlib.suppress(OSError):
+                connection.raw.shutdown(socket.SHUT_RDWR)
 
     watch = threading.Timer(timeout_s, cut)
     watch.daemon = True

@@ -4,9 +4,11 @@ The order of trust and its reasons: docs/reference/attribution.md.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from poolmeter.exporter.attribution.devices import names_of
 from poolmeter.exporter.attribution.own import OwnAllocations
@@ -17,6 +19,7 @@ from poolmeter.model.snapshot import AttributionFault, Claim, Disagreement, Sour
 from poolmeter.vendors.proc import PROC
 from poolmeter.vendors.reading import DeviceReading
 
+T = TypeVar("T")
 _LOG = logging.getLogger("poolmeter.exporter")
 SETTLE_US = 10_000_000  # a source that has not answered by then is not waited for
 _COMPARED = ("allocation_id", "namespace", "pod", "container_id", "job", "user")
@@ -76,11 +79,8 @@ class Who:
         names = names_of((devices or {}).values())
         self._broken = {}
         for source in self._sources:
-            try:
-                source.refresh(facts, names)
-            except Exception as error:
-                self._breaks(source, error)
-        versions = tuple(source.version() for source in self._sources)
+            self._ask(source, partial(source.refresh, facts, names), None)
+        versions = tuple(self._ask(source, source.version, "broken") for source in self._sources)
         known, joined = {}, {}
         for key, fact in facts.items():
             before = self._joined.get(key)
@@ -103,43 +103,44 @@ class Who:
 
     def assigned(self) -> tuple[Claim, ...]:
         """What devices were given to, whether or not a process is there."""
-        return tuple(claim for source in self._sources if source.name not in self._broken for claim in source.assigned())
+        return tuple(claim for source in self._sources for claim in self._ask(source, source.assigned, ()))
 
     def health(self) -> tuple[SourceHealth, ...]:
         """Every source in use, and one that broke."""
         found = []
         for source in self._sources:
+            health = self._ask(source, source.health, None)
             if source.name in self._broken:
                 # Our own allocations have a row of their own, which says how their folders are.
                 name = "attribution" if source.name == "allocations" else source.name
                 reason = self._broken[source.name]
                 found.append(SourceHealth(source=name, ok=False, at_us=None, duration_us=None, reason=reason))
-            elif (health := source.health()) is not None:
+            elif health is not None:
                 found.append(health)
         return tuple(found)
 
     def faults(self) -> tuple[AttributionFault, ...]:
         """What sources could not use."""
-        return tuple(fault for source in self._sources for fault in source.faults())
+        return tuple(fault for source in self._sources for fault in self._ask(source, source.faults, ()))
 
     def close(self) -> None:
         """End the sources' threads."""
         for source in self._sources:
             source.close()
 
-    def _breaks(self, source: Attribution, error: Exception) -> None:
-        if source.name not in self._broken:
+    def _ask(self, source: Attribution, call: Callable[[], T], default: T) -> T:
+        """What the source answers; `default` from one that has broken in this tick, or does so now."""
+        if source.name in self._broken:
+            return default
+        try:
+            return call()
+        except Exception as error:
             _LOG.error("attribution by %s failed", source.name, exc_info=error)
-        self._broken[source.name] = f"{source.name} failed: {type(error).__name__}: {error!s:.160}"
+            self._broken[source.name] = f"{source.name} failed: {type(error).__name__}: {error!s:.160}"
+            return default
 
     def _claim(self, source: Attribution, facts: Facts) -> Claim | None:
-        if source.name in self._broken:
-            return None
-        try:
-            return source.claim(facts)
-        except Exception as error:
-            self._breaks(source, error)
-            return None
+        return self._ask(source, partial(source.claim, facts), None)
 
     def _join(self, facts: Facts, versions: tuple[object, ...], fresh: tuple[Claim | None, ...], now_us: int) -> Belonging:
         claims = [
@@ -147,7 +148,7 @@ class Who:
             for source, version, taken in zip(self._sources, versions, fresh, strict=True)
             if (claim := taken if version is None else self._claim(source, facts)) is not None
         ]
-        waiting = any(source.pending(facts) for source in self._sources if source.name not in self._broken)
+        waiting = any(self._ask(source, partial(source.pending, facts), False) for source in self._sources)
         merged = merge(claims)
         first = next((claim for claim in claims if claim.tenant is not None), None)
         return Belonging(

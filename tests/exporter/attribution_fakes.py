@@ -49,7 +49,7 @@ class FakeProc:
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
-        (root / "self" / "ns").mkdir(parents=True)
+        (root / "self" / "ns").mkdir(parents=True, exist_ok=True)
 
     def add(
         self,

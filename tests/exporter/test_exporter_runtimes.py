@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,8 @@ def test_down_configured_absent_and_off(host: Host) -> None:
 
 
 def test_a_socket_that_nobody_listens_on_is_noticed_without_containers(host: Host) -> None:
-    FakeDocker(host.sockets / "docker.sock").server_close()  # the file stays
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(host.sockets / "docker.sock"))
     source = host.source()
     source.refresh({}, DeviceNames())
     until(lambda: source.worker.result.runs > 0)

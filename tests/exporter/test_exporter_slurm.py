@@ -22,8 +22,13 @@ NAMES = names_of([device(CARD, 0), device(OTHER, 1)])
 PEOPLE = {1000: "alice", 1001: "bob"}
 
 
+class Time:
+    now = 0.0
+
+
 def slurm(folder: Path | None, form: str = "{user}", use: Use = Use.AUTO) -> Slurm:
-    return Slurm(use, folder, TenantRule((("alice", "vision"),), form), UserNames(PEOPLE.get), interval_s=3600)
+    rule = TenantRule((("alice", "vision"),), form)
+    return Slurm(use, folder, rule, UserNames(PEOPLE.get), interval_s=3600, monotonic=lambda: Time.now)
 
 
 def look(source: Slurm, facts: dict[ProcessKey, Facts] | None = None) -> None:
@@ -70,6 +75,10 @@ def test_duplicate_half_written_and_senseless_lines_are_counted_and_survived(tmp
     (tmp_path / "0").write_bytes(b"42")  # written whole, by a prolog that ends no lines
     look(source)
     assert {claim.job for claim in source.assigned()} == set() and counts(source)["half-written"] == 1
+    Time.now += 1
+    look(source)
+    assert {claim.job for claim in source.assigned()} == set()
+    Time.now += 1
     look(source)
     assert {claim.job for claim in source.assigned()} == {"42"} and "half-written" not in counts(source)
     source.close()

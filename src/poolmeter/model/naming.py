@@ -1,12 +1,9 @@
 """Text that others chose (command names, cgroup paths, labels), made safe to show: escaped where it could fool a reader, cut and marked where it is long."""
 
 import hashlib
-import unicodedata
 
 LIMIT = 128  # characters; the longest name Kubernetes allows has 253, and a page of 10,000 series should not carry it
 _CUT = "…"
-# Control, format (also what turns the writing direction), surrogate, private, unassigned; line and paragraph separators.
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def printable(value: str | bytes, limit: int = LIMIT) -> str:
@@ -18,8 +15,9 @@ def printable(value: str | bytes, limit: int = LIMIT) -> str:
     # Only so much is looked at: a name may have megabytes.
     head = value[: 4 * limit + 4]
     text = head.decode("utf-8", "backslashreplace") if isinstance(head, bytes) else head
-    if not (text.isascii() and text.isprintable()):
-        text = "".join(_escape(character) if unicodedata.category(character) in _HIDDEN else character for character in text)
+    if not text.isprintable():
+        # Control, format (what turns the writing direction is among them), surrogate, private, unassigned, separators but the space.
+        text = "".join(character if character.isprintable() else _escape(character) for character in text)
     if len(text) <= limit and len(head) == len(value):
         return text
     whole = value if isinstance(value, bytes) else value.encode("utf-8", "backslashreplace")
