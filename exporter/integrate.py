@@ -14,6 +14,7 @@ from poolmeter.exporter.closing import close_minute
 from poolmeter.exporter.ledger import DeviceLedger, HolderLedger, Ledger, ProcessLedger, SliceLedger
 from poolmeter.exporter.spread import Gains, minutes_between, spread, spread_time
 from poolmeter.model.allocation import AllocationState
+from poolmeter.model.naming import printable
 from poolmeter.model.units import MINUTE_US
 from poolmeter.model.usage import UsageRecord
 from poolmeter.pages.meter import DeviceCounters, MeterReading, SlotReading
@@ -147,7 +148,7 @@ class Integrator:
     def _process(self, uuid: str, reading: AllocationReading, meter: MeterReading, slot: SlotReading, host: ProcessKey) -> ProcessLedger:
         tenant = reading.allocation.labels.tenant if reading.allocation else None
         process = ProcessLedger(
-            uuid, host.pid, host.start_ticks, slot.comm or None, True, f"{reading.id}:{meter.created_ns}", reading.id, tenant
+            uuid, host.pid, host.start_ticks, printable(slot.comm) or None, True, f"{reading.id}:{meter.created_ns}", reading.id, tenant
         )
         return self.ledger.processes.setdefault(f"{uuid}|{reading.id}|{slot.index}|{slot.generation}", process)
 

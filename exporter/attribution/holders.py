@@ -1,7 +1,7 @@
 """Holders: containers, pods, jobs, units and users on each device, from the processes of a tick and from what was assigned."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from poolmeter.exporter.attribution.source import ProcessKey
 from poolmeter.exporter.attribution.who import Belonging, holder_of
@@ -32,8 +32,7 @@ def holders_of(
     unit or a user is known has none: its slice says more.
     """
     known = set(devices)
-    found: dict[tuple[str, str], HolderSnapshot] = {}
-    unknown_memory: set[tuple[str, str]] = set()
+    found: dict[tuple[str, str], _Sum] = {}
     waiting: set[str] = set()
     for held in processes:
         who = belongings.get(held.key)
@@ -44,44 +43,51 @@ def holders_of(
         if held.hooked and who.holder.startswith(("unit/", "user/")):
             continue
         place = (who.holder, held.device_uuid)
-        part = found.get(place) or _holder(who.holder, held.device_uuid, who.merged, who.source, False, origin)
-        memory = part.unaccounted_memory_bytes
+        part = found.get(place)
+        if part is None:
+            part = found[place] = _Sum(who.merged, who.source or who.merged.source)
+        part.processes += 1
+        part.hooked += held.hooked
+        if who.merged.allocation_id is not None:
+            part.allocations.add(who.merged.allocation_id)
         if not held.hooked:
-            if held.memory_bytes is None:
-                unknown_memory.add(place)
-            else:
-                memory = (memory or 0) + held.memory_bytes
-        found[place] = replace(
-            part,
-            processes=part.processes + 1,
-            hooked_processes=part.hooked_processes + held.hooked,
-            allocation_ids=tuple(sorted({*part.allocation_ids, *([who.merged.allocation_id] if who.merged.allocation_id else [])})),
-            unaccounted_memory_bytes=memory,
-            unaccounted_us_total=unaccounted_us.get(f"{held.device_uuid}|{who.holder}"),
-        )
-    for place in unknown_memory:
-        found[place] = replace(found[place], unaccounted_memory_bytes=None)
+            part.memory.append(held.memory_bytes)
     for claim in assigned:
         holder = holder_of(claim)
         for uuid in claim.device_uuids or ():
-            if holder is None or uuid not in known:
-                continue
-            place = (holder, uuid)
-            part = found.get(place) or _holder(holder, uuid, claim, claim.source if claim.tenant else None, True, origin)
-            found[place] = replace(part, assigned=True)
-    return tuple(found[place] for place in sorted(found) if place[0] not in waiting)
+            if holder is not None and uuid in known:
+                found.setdefault((holder, uuid), _Sum(claim, claim.source)).assigned = True
+    return tuple(
+        _holder(name, uuid, part, unaccounted_us.get(f"{uuid}|{name}"), origin)
+        for (name, uuid), part in sorted(found.items(), key=lambda item: item[0])
+        if name not in waiting
+    )
 
 
-def _holder(name: str, uuid: str, claim: Claim, source: str | None, assigned: bool, origin: str) -> HolderSnapshot:
+@dataclass
+class _Sum:
+    claim: Claim
+    source: str
+    assigned: bool = False
+    processes: int = 0
+    hooked: int = 0
+    allocations: set[str] = field(default_factory=set)
+    memory: list[int | None] = field(default_factory=list)  # of processes without the hook
+
+
+def _holder(name: str, uuid: str, part: _Sum, unaccounted_us: int | None, origin: str) -> HolderSnapshot:
+    claim = part.claim
+    known = [memory for memory in part.memory if memory is not None]
     return HolderSnapshot(
         id=name,
         device_uuid=uuid,
         origin=origin,
-        source=source or claim.source,
-        assigned=assigned,
-        processes=0,
-        hooked_processes=0,
+        source=part.source,
+        assigned=part.assigned,
+        processes=part.processes,
+        hooked_processes=part.hooked,
         tenant=claim.tenant,
+        allocation_ids=tuple(sorted(part.allocations)),
         namespace=claim.namespace,
         pod=claim.pod,
         pod_uid=claim.pod_uid,
@@ -91,4 +97,6 @@ def _holder(name: str, uuid: str, claim: Claim, source: str | None, assigned: bo
         job=claim.job,
         unit=claim.unit,
         user=claim.user,
+        unaccounted_memory_bytes=sum(known) if part.memory and len(known) == len(part.memory) else None,
+        unaccounted_us_total=unaccounted_us if part.processes else None,
     )

@@ -22,6 +22,9 @@ from poolmeter.vendors.reading import DeviceReading
 T = TypeVar("T")
 _LOG = logging.getLogger("poolmeter.exporter")
 SETTLE_US = 10_000_000  # a source that has not answered by then is not waited for
+_BROKEN: object = "broken"
+_NO_CLAIMS: tuple[Claim, ...] = ()
+_NO_FAULTS: tuple[AttributionFault, ...] = ()
 _COMPARED = ("allocation_id", "namespace", "pod", "container_id", "job", "user")
 _KINDS = ("allocation_id", "namespace", "pod", "pod_uid", "container", "container_id", "image", "job", "unit", "user")
 
@@ -80,7 +83,7 @@ class Who:
         self._broken = {}
         for source in self._sources:
             self._ask(source, partial(source.refresh, facts, names), None)
-        versions = tuple(self._ask(source, source.version, "broken") for source in self._sources)
+        versions = tuple(self._ask(source, source.version, _BROKEN) for source in self._sources)
         known, joined = {}, {}
         for key, fact in facts.items():
             before = self._joined.get(key)
@@ -103,7 +106,7 @@ class Who:
 
     def assigned(self) -> tuple[Claim, ...]:
         """What devices were given to, whether or not a process is there."""
-        return tuple(claim for source in self._sources for claim in self._ask(source, source.assigned, ()))
+        return tuple(claim for source in self._sources for claim in self._ask(source, source.assigned, _NO_CLAIMS))
 
     def health(self) -> tuple[SourceHealth, ...]:
         """Every source in use, and one that broke."""
@@ -121,7 +124,7 @@ class Who:
 
     def faults(self) -> tuple[AttributionFault, ...]:
         """What sources could not use."""
-        return tuple(fault for source in self._sources for fault in self._ask(source, source.faults, ()))
+        return tuple(fault for source in self._sources for fault in self._ask(source, source.faults, _NO_FAULTS))
 
     def close(self) -> None:
         """End the sources' threads."""
