@@ -44,7 +44,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("doctor", None, "say what is missing and how to fix it"),
     Entry("config check", "poolmeter.commands:ConfigCheck", "check a configuration file"),
     Entry("config show", "poolmeter.commands:ConfigShow", "show the configuration in force"),
-    Entry("top", None, "a live view of cards, slices, tenants and processes"),
+    Entry("top", "poolmeter.exporter.top.commands:Top", "a live view of cards, slices, tenants and processes"),
     Entry("exporter", "poolmeter.exporter.commands:Exporter", "the node daemon that reads cards and meters"),
     Entry("exporter release", None, "let go of the cards, so that they can be reset"),
     Entry("collector", "poolmeter.serve:Served", "the daemon that pulls exporters and keeps usage"),
