@@ -108,6 +108,7 @@ def once(args: argparse.Namespace, watch: "Watch") -> int:
 
     watch.poll()
     deadline = time.monotonic() + max(2.5, args.interval)
+    watch.frame()  # CPU of processes is between two looks, too
     while watch.histories.nodes and time.monotonic() < deadline and not watch.moved():
         time.sleep(min(0.25, args.interval))
         watch.poll()
@@ -131,5 +132,3 @@ def once(args: argparse.Namespace, watch: "Watch") -> int:
         sys.stdout.buffer.write(body)
         sys.stdout.buffer.flush()
     return 0
-
-

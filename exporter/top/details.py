@@ -47,11 +47,21 @@ def card_details(row: CardRow) -> list[tuple[str, str]]:
     return [
         ("card", f"{device.index} of {row.node}: {device.model} ({device.vendor})"),
         ("UUID", device.uuid),
-        *[(name, value) for name, value in (("PCI", device.pci_bus_id), ("serial", device.serial), ("driver", device.driver_version)) if value],
+        *[
+            (name, value)
+            for name, value in (("PCI", device.pci_bus_id), ("serial", device.serial), ("driver", device.driver_version))
+            if value
+        ],
         ("state", row.state + (f": {row.reason}" if row.reason else "")),
         ("sharing", row.modes),
-        ("device time", f"{percent(row.use_ppm)} used, {percent(device.allocated_ppm)} promised, {percent(row.unaccounted_ppm)} unaccounted"),
-        ("memory", f"{size(device.memory_used_bytes)} used of {size(device.memory_total_bytes)}, {size(device.memory_allocated_bytes)} promised"),
+        (
+            "device time",
+            f"{percent(row.use_ppm)} used, {percent(device.allocated_ppm)} promised, {percent(row.unaccounted_ppm)} unaccounted",
+        ),
+        (
+            "memory",
+            f"{size(device.memory_used_bytes)} used of {size(device.memory_total_bytes)}, {size(device.memory_allocated_bytes)} promised",
+        ),
         ("unaccounted memory", size(device.unaccounted_memory_bytes)),
         ("temperature", UNKNOWN if device.temperature_celsius is None else f"{device.temperature_celsius} C"),
         ("power", UNKNOWN if device.power_mw is None else f"{device.power_mw / 1000:.1f} W"),
@@ -71,7 +81,10 @@ def process_details(row: ProcessRow) -> list[tuple[str, str]]:
         ("hook", "hooked" if process.hooked else "no hook: nobody is billed for it"),
         *([("allocation", process.allocation_id)] if process.allocation_id else []),
         *([("in", where_of(row))] if where_of(row) else []),
-        ("device time", f"{percent(row.use_ppm)} of the card, {duration(process.busy_us_total)} in all; by: {process.used_basis or UNKNOWN}"),
+        (
+            "device time",
+            f"{percent(row.use_ppm)} of the card, {duration(process.busy_us_total)} in all; by: {process.used_basis or UNKNOWN}",
+        ),
         ("memory", f"{size(process.memory_used_bytes)} used, {size(process.nvml_memory_bytes)} by the driver's count"),
         ("user", user_of(row) or UNKNOWN),
         ("host", f"CPU {percent(host.cpu_ppm)}, RSS {size(host.rss_bytes)}" if host else "not on this machine, or gone"),

@@ -32,15 +32,18 @@ def _summary(frame: Frame, width: int) -> Cell:
     if frame.nodes:
         facts.append(f"driver {clean(drivers[0]) if len(drivers) == 1 else UNKNOWN if not drivers else f'{len(drivers)} versions'}")
     if any(node.simulated for node in frame.nodes):
-        facts.append("simulated")
-    left = f" poolmeter top  {who}" + "".join(f" · {fact}" for fact in facts)
+        facts.insert(1, "simulated")
     age = max((node.age_us for node in frame.nodes), default=None)
     stale = any(node.stale for node in frame.nodes)
     fresh = "" if age is None else f"{duration(age)} old"
     right = f"{fresh}{' STALE' if stale else ''} · {clock(frame.at_us)} " if fresh else f"{clock(frame.at_us)} "
     room = width - width_of(right)
+    left = f" poolmeter top  {who}"
     if room < 20:
         return ((fitted(left, width), "header"),)
+    for fact in facts:
+        if width_of(left) + 3 + width_of(fact) < room:
+            left += f" · {fact}"
     return ((fitted(left, room - 1) + " ", "header"), (right, "headerstale" if stale else "header"))
 
 

@@ -33,7 +33,11 @@ def _card_state(row: CardLine, width: int) -> Cell:
 
 
 def _card_mode(row: CardLine, width: int) -> Cell:
-    return text(clean(row.modes if isinstance(row, CardRow) else row.slice.allocation_id), "dim")
+    return text(clean(row.modes if isinstance(row, CardRow) else row.slice.mode), "dim")
+
+
+def _allocation(row: CardLine, width: int) -> Cell:
+    return text(clean(row.slice.allocation_id), "dim") if isinstance(row, SliceRow) else ()
 
 
 def _card_bar(row: CardLine, width: int) -> Cell:
@@ -111,12 +115,13 @@ def _trend(row: CardLine, width: int) -> Cell:
 
 def card_columns(many_nodes: bool) -> list[Column[CardLine]]:
     """Columns of cards and slices."""
-    node = Column[CardLine]("node", "NODE", lambda row, _: text(clean(row.node)), 6, 20, 5)
+    node = Column[CardLine]("node", "NODE", lambda row, _: text(clean(row.node)) if isinstance(row, CardRow) else (), 6, 20, 5)
     columns: list[Column[CardLine]] = [
         Column("name", "CARD / TENANT", _card_name, 13, 34, 0),
-        Column("mode", "MODE / ALLOCATION", _card_mode, 6, 30, 40),
+        Column("mode", "MODE", _card_mode, 4, 14, 14),
+        Column("allocation", "ALLOCATION", _allocation, 24, 40, 40),
         Column("state", "STATE", _card_state, 9, 11, 1),
-        Column("bar", "DEVICE TIME", _card_bar, 6, 12, 6, stretch=True),
+        Column("bar", "TIME", _card_bar, 6, 12, 6, stretch=True),
         Column("use", "USE", _card_use, 4, 4, 2, right=True),
         Column("limit", "LIMIT", _card_limit, 5, 5, 3, right=True),
         Column("membar", "MEMORY", _memory_bar, 6, 12, 7, stretch=True),
@@ -127,7 +132,7 @@ def card_columns(many_nodes: bool) -> list[Column[CardLine]]:
         Column("denied", "DENIED", _denied, 6, 6, 12, right=True),
         Column("temperature", "TEMP", _temperature, 4, 4, 8, right=True),
         Column("power", "POWER", _power, 5, 5, 9, right=True),
-        Column("trend", "LAST MINUTES", _trend, 12, 30, 13, right=True),
+        Column("trend", "LATELY", _trend, 6, 40, 13, right=True),
     ]
     return [node, *columns] if many_nodes else columns
 
@@ -151,7 +156,7 @@ def tenant_columns() -> list[Column[TenantRow]]:
         Column("cards", "CARDS", lambda row, _: text(str(row.cards)), 5, 5, 6, right=True),
         Column("promise", "PROMISED", own(lambda row: cards(row.promise_ppm)), 8, 8, 3, right=True),
         Column("use", "USED", lambda row, _: _known(cards(row.use_ppm)), 5, 5, 1, right=True),
-        Column("bar", "OF ITS PROMISE", lambda row, width: _of_promise(row, width), 8, 14, 8),
+        Column("bar", "OF PROMISE", lambda row, width: _of_promise(row, width), 8, 14, 8),
         Column("memory", "MEMORY", lambda row, _: _known(size(row.memory_used_bytes)), 6, 6, 2, right=True),
         Column("of", "OF", own(lambda row: size(row.memory_limit_bytes)), 6, 6, 4, right=True),
         Column("throttled", "THROT", own(lambda row: percent(row.throttled_ppm)), 5, 5, 9, right=True),
@@ -192,7 +197,7 @@ def process_columns(many_nodes: bool) -> list[Column[ProcessRow]]:
         Column("kind", "HOOK", kind, 7, 7, 5),
         Column("framework", "FRAMEWORK", lambda row, _: text(row.host.framework or "" if row.host else "", "dim"), 9, 10, 12),
         Column("where", "IN", lambda row, _: text(clean(where_of(row)), "dim"), 8, 28, 11),
-        Column("command", "COMMAND", lambda row, _: text(clean(command_of(row)), ""), 8, 40, 4, stretch=True),
+        Column("command", "COMMAND", lambda row, _: text(clean(short_command(row)), ""), 8, 40, 4, stretch=True),
     ]
     return [node, *columns] if many_nodes else columns
 
@@ -215,6 +220,12 @@ def where_of(row: ProcessRow) -> str:
 def command_of(row: ProcessRow) -> str:
     """The command line, else the command's name; `?` when neither is known."""
     return (row.host.command_line if row.host else None) or row.process.command or UNKNOWN
+
+
+def short_command(row: ProcessRow) -> str:
+    """The command line without the folder of its program, which would fill a narrow column by itself."""
+    program, space, rest = command_of(row).partition(" ")
+    return program.rsplit("/", 1)[-1] + space + rest
 
 
 # Sort keys of the process pane: what unknown values come last in, whichever way it is sorted.

@@ -22,7 +22,10 @@ R = TypeVar("R")
 
 def card_lines(frame: Frame) -> list[CardLine]:
     """Cards, the slices of each below it."""
-    return [row for card in frame.cards for row in (card, *card.slices)]
+    lines: list[CardLine] = []
+    for card in frame.cards:
+        lines += [card, *card.slices]
+    return lines
 
 
 def as_text(frame: Frame, width: int, sort: str = "use") -> str:
