@@ -17,6 +17,7 @@ EXAMPLES = {
     "demo": "poolmeter demo --seconds 130",
     "config check": "poolmeter config check ./config.toml",
     "config show": "poolmeter config show --config ./config.toml",
+    "top": "poolmeter top --collector http://127.0.0.1:9878",
     "exporter": "poolmeter exporter --once",
     "collector": "poolmeter collector --nodes http://gpu-01:9877,http://gpu-02:9877",
     "enforcer": "poolmeter enforcer --collector http://127.0.0.1:9878",

@@ -67,7 +67,7 @@ class TopApp(App[None]):
     """What `poolmeter top` runs on a terminal."""
 
     CSS = """
-    Screen { layers: base over; background: ansi_default; }
+    Screen { overflow: hidden; background: ansi_default; }
     #head, #foot { height: 1; }
     #processes { height: 1fr; min-height: 2; }
     #filter { height: 1; border: none; padding: 0; display: none; background: ansi_default; }

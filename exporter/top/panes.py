@@ -225,7 +225,7 @@ def command_of(row: ProcessRow) -> str:
 def short_command(row: ProcessRow) -> str:
     """The command line without the folder of its program, which would fill a narrow column by itself."""
     program, space, rest = command_of(row).partition(" ")
-    return program.rsplit("/", 1)[-1] + space + rest
+    return (program.rsplit("/", 1)[-1] if program.startswith("/") else program) + space + rest
 
 
 # Sort keys of the process pane: what unknown values come last in, whichever way it is sorted.
