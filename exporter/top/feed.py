@@ -53,6 +53,7 @@ class Address:
             except (OSError, ssl.SSLError) as error:
                 raise BadInput(f"--ca-file {ca_file} cannot be used: {error}, expected certificates in PEM") from None
         self._connection: http.client.HTTPConnection | None = None
+        self.date: str | None = None  # what time it was there at the last answer, as it said
 
     @property
     def loopback(self) -> bool:
@@ -69,6 +70,7 @@ class Address:
                 self._connection.request("GET", self._path + path, headers=self._headers)
                 response = self._connection.getresponse()
                 body = response.read(MAX_BYTES + 1)
+                self.date = response.headers["Date"]
                 if response.will_close:
                     self.close()
                 return response.status, body

@@ -41,7 +41,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("up", "poolmeter.serve:Up", "start all daemons on loopback and print their URLs"),
     Entry("demo", "poolmeter.demo:Demo", "the main job once on a simulated pool, to the bill"),
     Entry("init", None, "write a configuration for this node"),
-    Entry("doctor", None, "say what is missing and how to fix it"),
+    Entry("doctor", "poolmeter.exporter.doctor.commands:Doctor", "say what is missing and how to fix it"),
     Entry("config check", "poolmeter.commands:ConfigCheck", "check a configuration file"),
     Entry("config show", "poolmeter.commands:ConfigShow", "show the configuration in force"),
     Entry("top", "poolmeter.exporter.top.commands:Top", "a live view of cards, slices, tenants and processes"),
