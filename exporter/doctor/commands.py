@@ -36,9 +36,7 @@ class Doctor:
         parser.add_argument("--simulate", action="store_true", help="look at the simulated driver ($POOLMETER_SIM_MACHINE)")
         parser.add_argument("--wake", action="store_true", help="ask the cards although nobody holds them")
         parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings, too")
-        parser.add_argument(
-            "--all", action="store_true", help="show what is well, too, on a terminal as in a pipe (problems and the like alone)"
-        )
+        parser.add_argument("--all", action="store_true", help="show what is well, too")
         parser.add_argument("--timeout", type=float, default=15.0, metavar="SECONDS", help="how long the driver may take (15)")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -167,7 +165,10 @@ def as_text(found: "Sequence[Finding]", colour: bool, everything: bool) -> str:
         mark = f"\x1b[{_ROLES[item.state.value]}m{word}\x1b[0m" if colour else word
         out.append(f"{mark}  {clean(names[id(item)]).ljust(width)}  {clean(item.found)}")
         if item.fix and item.state.value != "ok":
-            out.append(f"{'':11}  {'':{width}}  fix: {item.fix}")
+            out.append(f"{'':11}  {'':{width}}  fix: {clean(item.fix)}")
     counts = Counter(item.state.value for item in found)
-    out.append(", ".join(f"{counts[state]} {word.lower()}" for state, word in _WORDS.items() if counts[state]) or "nothing was checked")
+    counted = [
+        f"{counts[state]} {word.lower()}{'s' * (state in ('warning', 'problem') and counts[state] > 1)}" for state, word in _WORDS.items()
+    ]
+    out.append(", ".join(text for text in counted if not text.startswith("0 ")) + ("" if everything else " (--all shows what is ok)"))
     return "\n".join(out) + "\n"

@@ -137,7 +137,11 @@ def _device_files(machine: Machine, answer: Mapping[str, Any]) -> Iterator[Findi
     closed = [entry for entry in wanted if entry not in absent and not os.access(machine.dev / entry, os.R_OK | os.W_OK)]
     count = answer.get("count")
     if absent:
-        yield problem(name, f"{', '.join(f'/dev/{entry}' for entry in absent)} is absent", "sudo nvidia-modprobe -u -c 0")
+        yield problem(
+            name,
+            f"{', '.join(f'/dev/{entry}' for entry in absent)} {'are' if len(absent) > 1 else 'is'} absent",
+            "sudo nvidia-modprobe -u -c 0",
+        )
     elif not numbered:
         yield problem(name, "there is no /dev/nvidia0, expected one file a card", "sudo nvidia-modprobe -c 0")
     elif closed:
@@ -170,12 +174,11 @@ def card_findings(row: Mapping[str, Any]) -> Iterator[Finding]:
         yield problem(name, f"it is lost or does not answer: {row['error']}", f"sudo nvidia-smi --gpu-reset -i {index}")
         return
     mig, mode = row.get("mig"), row.get("compute_mode")
-    pending = mig is not None and len(mig) > 1 and mig[0] != mig[1]
     clients = row.get("mps_clients")
     sharing = "MIG" if mig and mig[0] else f"MPS ({clients} clients)" if clients else "time slicing"
-    if pending:
+    if mig and mig[0] != mig[-1]:
         yield warning(
-            name, f"MIG mode is {_onoff(mig[0])} and becomes {_onoff(mig[1])} at the next reset", f"sudo nvidia-smi --gpu-reset -i {index}"
+            name, f"MIG mode is {_onoff(mig[0])} and becomes {_onoff(mig[-1])} at the next reset", f"sudo nvidia-smi --gpu-reset -i {index}"
         )
     elif mode == 2:
         yield problem(name, "compute mode is prohibited: no program may use it", f"sudo nvidia-smi -i {index} -c DEFAULT")

@@ -1,10 +1,11 @@
 """Hook, pages, folders, and how this machine names processes."""
 
 import os
+import shlex
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from poolmeter.errors import PoolmeterError, Unavailable
@@ -57,13 +58,12 @@ def run_findings(subject: Subject) -> Iterator[Finding]:
     yield from _pages(found)
 
 
-def _permissions(run: NodeRun, found: "dict[str, AllocationReading] | object") -> Iterator[Finding]:
+def _permissions(run: NodeRun, found: Mapping[str, AllocationReading]) -> Iterator[Finding]:
     name = "permissions"
     open_to_all: list[str] = []
     checked = 0
     folders = [folder for folder in (run.root, run.allocations, run.retired) if folder.exists()]
-    readings = found.values() if isinstance(found, dict) else ()
-    pages = [reading.folder / "grant" for reading in readings if not reading.retired]
+    pages = [reading.folder / "grant" for reading in found.values() if not reading.retired]
     for path in (*folders, *pages):
         try:
             mode = path.lstat().st_mode
@@ -76,7 +76,9 @@ def _permissions(run: NodeRun, found: "dict[str, AllocationReading] | object") -
         shown = ", ".join(open_to_all[:_SHOWN])
         more = f" and {len(open_to_all) - _SHOWN} more" if len(open_to_all) > _SHOWN else ""
         yield problem(
-            name, f"{shown}{more} can be written by others: tenants could change their own limits", f"sudo chmod go-w {open_to_all[0]}"
+            name,
+            f"{shown}{more} can be written by others: tenants could change their own limits",
+            f"sudo chmod go-w {shlex.quote(open_to_all[0])}",
         )
     else:
         yield ok(name, f"{checked} folders and grants under {run.root} can be written by their owner alone")
@@ -97,8 +99,8 @@ def _enforcer(run: NodeRun) -> Finding:
     return ok("enforcer", f"it answers at {run.socket}")
 
 
-def _pages(found: object) -> Iterator[Finding]:
-    readings = list(found.values()) if isinstance(found, dict) else []
+def _pages(found: Mapping[str, AllocationReading]) -> Iterator[Finding]:
+    readings = list(found.values())
     versions: dict[str, int] = {}
     sound = 0
     for reading in readings:
@@ -114,13 +116,15 @@ def _pages(found: object) -> Iterator[Finding]:
         denied = any("cannot be opened by uid" in fault or "Permission denied" in fault for fault in reading.faults)
         name = f"pages of {reading.id}"
         if foreign:
-            yield problem(name, f"{why}: its programs were started by another version", f"poolmeter allocation release {reading.id}")
+            yield problem(
+                name, f"{why}: its programs were started by another version", f"poolmeter allocation release {shlex.quote(reading.id)}"
+            )
         elif reading.tampered is not None:
-            yield problem(name, f"torn or foreign: {why}", f"poolmeter allocation release {reading.id}")
+            yield problem(name, f"torn or foreign: {why}", f"poolmeter allocation release {shlex.quote(reading.id)}")
         elif denied:
             yield unknown(name, why, "sudo poolmeter doctor")
         else:
-            yield warning(name, why, f"poolmeter allocation show {reading.id}")
+            yield warning(name, why, f"poolmeter allocation show {shlex.quote(reading.id)}")
     used = ", ".join(f"{count} of ABI {version}" for version, count in sorted(versions.items())) or "none"
     yield ok("pages", f"{sound} of {len(readings)} allocations are sound; pages: {used}")
     yield from _faults(readings)
@@ -134,7 +138,7 @@ def _faults(readings: list[AllocationReading]) -> Iterator[Finding]:
         if faults:
             tenant = f" of {reading.allocation.labels.tenant}" if reading.allocation else ""
             found = f"the hook counted {faults} faults of its own in {reading.id}{tenant}: what it could not meter is not on the bill"
-            yield warning("hook faults", found, f"poolmeter allocation show {reading.id}")
+            yield warning("hook faults", found, f"poolmeter allocation show {shlex.quote(reading.id)}")
 
 
 def page_version(path: Path, magic: int) -> str | None:

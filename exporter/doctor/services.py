@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from email.utils import parsedate_to_datetime
@@ -80,7 +82,8 @@ def snapshot_findings(snapshot: Snapshot) -> Iterator[Finding]:
         shown = ", ".join(f"{command} ({pid})" for command, pid in strangers[:3]) + (
             f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
         )
-        found = f"{len(strangers)} programs use cards without the hook, and nobody is billed for them: {shown}"
+        count = f"{len(strangers)} programs use" if len(strangers) > 1 else "1 program uses"
+        found = f"{count} cards without the hook, and nobody is billed for it: {shown}"
         yield warning("programs without hook", found, "poolmeter run --tenant NAME --compute 50 --memory 10G -- PROGRAM")
     elif any(source.source == "nvml" and source.ok for source in snapshot.sources):
         yield ok("programs without hook", "every program on a card has the hook")
@@ -94,7 +97,11 @@ def snapshot_findings(snapshot: Snapshot) -> Iterator[Finding]:
     dumb = [part for part in snapshot.slices if part.state == "unknown"]
     if dumb:
         names = ", ".join(sorted({part.allocation_id for part in dumb})[:3])
-        yield warning("slices", f"of {len(dumb)} slices nothing is known: {names}", f"poolmeter allocation show {dumb[0].allocation_id}")
+        yield warning(
+            "slices",
+            f"nothing is known of {len(dumb)} slice(s): {names}",
+            f"poolmeter allocation show {shlex.quote(dumb[0].allocation_id)}",
+        )
 
 
 def collector_findings(url: str | None, token_file: Path | None, data: Path, nodes: Sequence[str]) -> Iterator[Finding]:
@@ -123,14 +130,16 @@ def collector_findings(url: str | None, token_file: Path | None, data: Path, nod
         )
     where = token_file or own_token_file(data)
     if bad is not None:
-        yield problem("collector token", bad, f"ls -l {where}")
+        yield problem("collector token", bad, f"ls -l {shlex.quote(str(where))}")
     elif status in (401, 403):
         yield problem(
-            "collector token", f"{url} refuses {'the token of ' + str(where) if token else 'to answer without one'}", f"ls -l {where}"
+            "collector token",
+            f"{url} refuses {'the token of ' + str(where) if token else 'to answer without one'}",
+            f"ls -l {shlex.quote(str(where))}",
         )
     elif token is None:
-        found = f"there is none that uid may read ({where}), so decisions cannot be entered or approved from here"
-        yield warning("collector token", found, f"sudo install -m 0600 -o $USER TOKEN {where}")
+        found = f"there is none at {where} that uid {os.geteuid()} may read, so decisions cannot be entered or approved from here"
+        yield warning("collector token", found, f"sudo install -m 0600 -o $USER TOKEN {shlex.quote(str(where))}")
     else:
         yield ok("collector token", f"{where} holds one")
     yield _skew(url, date)
