@@ -90,6 +90,7 @@ class TopApp(App[None]):
         Binding("escape", "clear", "clear"),
         Binding("T,f5", "tree", "tree"),
         Binding("a", "tenants", "tenants"),
+        Binding("v", "slices", "slices"),
         Binding("r,I", "reverse", "reverse"),
         Binding("z,space", "pause", "pause"),
         Binding("x,f9", "signal", "signal"),
@@ -102,7 +103,7 @@ class TopApp(App[None]):
         self.theme = "ansi-dark"
         self._watch, self._interval_s = watch, interval_s
         self.sort_key, self.reversed, self.needle, self.signals = sort, False, needle, signals
-        self.as_tree, self.paused = False, False
+        self.as_tree, self.paused, self.with_slices = False, False, True
         self.frame = Frame(0)
         self.note: tuple[str, str] | None = None
         self._lock = asyncio.Lock()
@@ -147,7 +148,7 @@ class TopApp(App[None]):
         width, height = self.size
         head = header.lines(frame, width, max(1, height // 6))
         base.query_one("#head", Lines).show(head)
-        cards = card_lines(frame)
+        cards = card_lines(frame, self.with_slices)
         base.query_one("#cards", Grid).show(cards, card_columns(many))
         tenants = base.query_one("#tenants", Grid)
         tenants.show(frame.tenants)
@@ -224,6 +225,11 @@ class TopApp(App[None]):
         if pane.has_focus:
             self.query_one("#processes").focus()
         pane.display = not pane.display
+        self.draw()
+
+    def action_slices(self) -> None:
+        """Cards alone, or each with its slices."""
+        self.with_slices = not self.with_slices
         self.draw()
 
     def action_pause(self) -> None:

@@ -1,6 +1,6 @@
 """Everything of one row, as names and values: what enter shows."""
 
-from poolmeter.exporter.top.panes import command_of, user_of, where_of
+from poolmeter.exporter.top.panes import command_of, framework_of, user_of, where_of
 from poolmeter.exporter.top.rows import CardRow, ProcessRow, SliceRow, TenantRow
 from poolmeter.exporter.top.words import UNKNOWN, cards, duration, percent, size
 
@@ -86,9 +86,11 @@ def process_details(row: ProcessRow) -> list[tuple[str, str]]:
             f"{percent(row.use_ppm)} of the card, {duration(process.busy_us_total)} in all; by: {process.used_basis or UNKNOWN}",
         ),
         ("memory", f"{size(process.memory_used_bytes)} used, {size(process.nvml_memory_bytes)} by the driver's count"),
+        *([("attributed", f"to {row.named.tenant or 'nobody'} by {row.named.by}")] if row.named.by else []),
+        *[("sources disagree", text) for text in row.named.disagreements],
         ("user", user_of(row) or UNKNOWN),
         ("host", f"CPU {percent(host.cpu_ppm)}, RSS {size(host.rss_bytes)}" if host else "not on this machine, or gone"),
-        ("framework", (host.framework if host else None) or UNKNOWN),
+        ("framework", framework_of(row) or UNKNOWN),
         ("command", command_of(row)),
     ]
 

@@ -28,7 +28,7 @@ def _card_name(row: CardLine, width: int) -> Cell:
 
 def _card_state(row: CardLine, width: int) -> Cell:
     if row.stale:
-        return text("stale" if isinstance(row, CardRow) else f"({clean(row.state)})", "warn")
+        return text("stale" if isinstance(row, CardRow) and row.state == "ok" else f"({clean(row.state)})", "warn")
     return text(clean(row.state), _STATE_ROLES.get(row.state, "warn"))
 
 
@@ -156,7 +156,7 @@ def tenant_columns() -> list[Column[TenantRow]]:
         Column("cards", "CARDS", lambda row, _: text(str(row.cards)), 5, 5, 6, right=True),
         Column("promise", "PROMISED", own(lambda row: cards(row.promise_ppm)), 8, 8, 3, right=True),
         Column("use", "USED", lambda row, _: _known(cards(row.use_ppm)), 5, 5, 1, right=True),
-        Column("bar", "OF PROMISE", lambda row, width: _of_promise(row, width), 8, 14, 8),
+        Column("bar", "OF PROMISE", lambda row, width: _of_promise(row, width), 10, 14, 8),
         Column("memory", "MEMORY", lambda row, _: _known(size(row.memory_used_bytes)), 6, 6, 2, right=True),
         Column("of", "OF", own(lambda row: size(row.memory_limit_bytes)), 6, 6, 4, right=True),
         Column("throttled", "THROT", own(lambda row: percent(row.throttled_ppm)), 5, 5, 9, right=True),
@@ -195,7 +195,7 @@ def process_columns(many_nodes: bool) -> list[Column[ProcessRow]]:
         Column("cpu", "CPU", lambda row, _: _host(row, lambda: percent(row.host.cpu_ppm if row.host else None)), 5, 5, 9, right=True),
         Column("rss", "RSS", lambda row, _: _host(row, lambda: size(row.host.rss_bytes if row.host else None)), 5, 5, 10, right=True),
         Column("kind", "HOOK", kind, 7, 7, 5),
-        Column("framework", "FRAMEWORK", lambda row, _: text(row.host.framework or "" if row.host else "", "dim"), 9, 10, 12),
+        Column("framework", "FRAMEWORK", lambda row, _: text(clean(framework_of(row)), "dim"), 9, 10, 12),
         Column("where", "IN", lambda row, _: text(clean(where_of(row)), "dim"), 8, 28, 11),
         Column("command", "COMMAND", lambda row, _: text(clean(short_command(row)), ""), 8, 40, 4, stretch=True),
     ]
@@ -209,12 +209,17 @@ def _host(row: ProcessRow, value: Callable[[], str]) -> Cell:
 
 def user_of(row: ProcessRow) -> str:
     """The user the process runs as, else the one its allocation names; empty when neither is known."""
-    return (row.host.user if row.host else None) or row.label_user or ""
+    return (row.host.user if row.host else None) or row.named.user or row.label_user or ""
 
 
 def where_of(row: ProcessRow) -> str:
     """Pod, container, job or service, else the workload its allocation names; empty when there is none."""
-    return row.workload or (row.host.where if row.host else None) or ""
+    return row.named.where or row.workload or (row.host.where if row.host else None) or ""
+
+
+def framework_of(row: ProcessRow) -> str:
+    """What it computes with; empty when that is not known."""
+    return row.named.framework or (row.host.framework if row.host else None) or ""
 
 
 def command_of(row: ProcessRow) -> str:
@@ -256,5 +261,4 @@ def matches(row: ProcessRow, needle: str) -> bool:
     """Whether any text that the row shows contains `needle`, whatever its case."""
     process = row.process
     texts = (str(process.pid), row.tenant, row.node, user_of(row), where_of(row), command_of(row), process.allocation_id or "")
-    framework = (row.host.framework if row.host else None) or ""
-    return any(needle.casefold() in word.casefold() for word in (*texts, framework, "hooked" if process.hooked else "no hook"))
+    return any(needle.casefold() in word.casefold() for word in (*texts, framework_of(row), "hooked" if process.hooked else "no hook"))

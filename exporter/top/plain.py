@@ -8,6 +8,7 @@ from poolmeter.exporter.top.columns import Column, heading, line, place
 from poolmeter.exporter.top.panes import (
     CardLine,
     card_columns,
+    framework_of,
     process_columns,
     sort_processes,
     tenant_columns,
@@ -20,11 +21,11 @@ from poolmeter.report import Report
 R = TypeVar("R")
 
 
-def card_lines(frame: Frame) -> list[CardLine]:
-    """Cards, the slices of each below it."""
+def card_lines(frame: Frame, slices: bool = True) -> list[CardLine]:
+    """Cards, the slices of each below it (unless without)."""
     lines: list[CardLine] = []
     for card in frame.cards:
-        lines += [card, *card.slices]
+        lines += [card, *(card.slices if slices else ())]
     return lines
 
 
@@ -159,7 +160,7 @@ def as_report(frame: Frame) -> Report:
                 "hooked": process.hooked,
                 "where": where_of(row) or None,
                 "command": (host.command_line if host else None) or process.command,
-                "framework": host.framework if host else None,
+                "framework": framework_of(row) or None,
                 "use_ppm": row.use_ppm,
                 "memory_used_bytes": process.memory_used_bytes,
                 "host_cpu_ppm": host.cpu_ppm if host else None,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from poolmeter.exporter.top.attribution import Named, named
 from poolmeter.exporter.top.history import Histories, NodeHistory
 from poolmeter.exporter.top.host import HostFacts
 from poolmeter.model.snapshot import DeviceSnapshot, ProcessSnapshot, SliceSnapshot
@@ -78,6 +79,7 @@ class ProcessRow:
     host: HostFacts | None = None
     workload: str | None = None
     label_user: str | None = None
+    named: Named = Named()
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -86,13 +88,13 @@ class ProcessRow:
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """Whose it is: the tenant it is accounted to."""
         return self.process.tenant or UNACCOUNTED
 
 
 @dataclass(frozen=True)
 class TenantRow:
-    """A tenant over all cards. Sums of which a part is unknown are None; `promise_ppm` counts 1,000,000 a card."""
+    """A tenant over all cards. Sums of which a part is unknown are None; `promise_ppm` counts 1,000,000 a card; `throttled_ppm` is the mean."""
 
     tenant: str
     stale: bool
@@ -199,6 +201,7 @@ def _processes(history: NodeHistory, stale: bool, look: Look) -> Iterable[Proces
     snapshot = history.snapshot
     index = {device.uuid: device.index for device in snapshot.devices}
     workloads = {(part.allocation_id, part.device_uuid): part for part in snapshot.slices}
+    names = named(snapshot)
     for process in sorted(snapshot.processes, key=lambda item: (index.get(item.device_uuid, -1), item.pid, item.start_ticks)):
         part = workloads.get((process.allocation_id or "", process.device_uuid))
         host = look(process.pid, process.start_ticks) if history.loopback else None
@@ -212,6 +215,7 @@ def _processes(history: NodeHistory, stale: bool, look: Look) -> Iterable[Proces
             host=host,
             workload=part.workload if part else None,
             label_user=part.user if part else None,
+            named=names.get((process.pid, process.start_ticks), Named()),
         )
 
 
@@ -226,13 +230,14 @@ def _tenants(cards: Iterable[CardRow], processes: Iterable[ProcessRow]) -> list[
         name = process.process.tenant or UNACCOUNTED
         counts.setdefault(name, set()).add((process.node, process.process.pid, process.process.start_ticks))
     made = [_tenant(name, rows, len(counts.get(name, ()))) for name, rows in sorted(owned.items())]
+    old = {card.node for card in cards if card.stale}
     strangers = len(counts.get(UNACCOUNTED, ()))
     shown = [card for card in cards if card.unaccounted_ppm or card.device.unaccounted_memory_bytes]
     if strangers or shown:
         made.append(
             TenantRow(
                 tenant=UNACCOUNTED,
-                stale=any(card.stale for card in shown),
+                stale=any(card.stale for card in shown) or any(node in old for node, _, _ in counts.get(UNACCOUNTED, ())),
                 cards=len(shown),
                 allocations=0,
                 promise_ppm=None,
@@ -251,6 +256,7 @@ def _tenant(name: str, rows: list[SliceRow], processes: int) -> TenantRow:
     states: dict[str, int] = {}
     for row in rows:
         states[row.state] = states.get(row.state, 0) + 1
+    throttled = _sum(row.throttled_ppm for row in rows)
     return TenantRow(
         tenant=name,
         stale=any(row.stale for row in rows),
@@ -260,7 +266,7 @@ def _tenant(name: str, rows: list[SliceRow], processes: int) -> TenantRow:
         use_ppm=_sum(row.obtained_ppm for row in rows),
         memory_used_bytes=_sum(row.slice.memory_used_bytes for row in rows),
         memory_limit_bytes=_sum(row.slice.memory_limit_bytes for row in rows),
-        throttled_ppm=_sum(row.throttled_ppm for row in rows),
+        throttled_ppm=None if throttled is None else throttled // len(rows),
         denied=_sum(row.slice.denied_allocations_total for row in rows),
         processes=processes,
         states=tuple(sorted(states.items())),

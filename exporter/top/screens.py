@@ -17,9 +17,9 @@ HELP = """\
  pgup pgdn     a page                 home end g G   first, last row
  enter         details of the row     / F4           filter processes by text
  esc           no filter; close       T F5           processes as a tree
- a             hide or show tenants   z space        stand still, go on
+ a             hide or show tenants   v              cards without slices
  x F9          send a signal          r I            sort the other way round
- h ? F1        this help              q F10          quit
+ z space       stand still, go on     h ? F1, q F10  this help, quit
 
  sort by:  u device time   m memory    t tenant    p pid    c host CPU
            s host memory   o user      d card      w command

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import jsonschema
@@ -22,10 +23,21 @@ from hypothesis import strategies as st
 from poolmeter import cli
 from poolmeter.errors import BadInput, DataError
 from poolmeter.exporter.top import words
+from poolmeter.exporter.top.attribution import named, place_of
 from poolmeter.exporter.top.columns import line, place
+from poolmeter.exporter.top.details import details
 from poolmeter.exporter.top.feed import Address, parse_snapshots
 from poolmeter.exporter.top.host import Host, parse_cgroup, parse_maps
-from poolmeter.exporter.top.panes import card_columns, matches, process_columns, sort_processes, tenant_columns
+from poolmeter.exporter.top.panes import (
+    card_columns,
+    framework_of,
+    matches,
+    process_columns,
+    sort_processes,
+    tenant_columns,
+    user_of,
+    where_of,
+)
 from poolmeter.exporter.top.plain import as_report, as_text, card_lines
 from poolmeter.exporter.top.rows import UNACCOUNTED
 from poolmeter.model.plain import to_plain
@@ -228,6 +240,35 @@ def test_where_a_process_runs() -> None:
     assert parse_cgroup("0::/system.slice/train.service\n") == "train.service" and parse_cgroup("0::/\n") is None
     assert parse_maps("… /usr/lib/libcuda.so.1\n… /x/libtorch_cuda.so") == "PyTorch" and parse_maps("libcuda.so.1") == "CUDA"
     assert parse_maps("libc.so.6") is None
+
+
+def test_what_the_exporter_attributes_goes_before_what_proc_says() -> None:
+    def claim(**values: str) -> SimpleNamespace:
+        return SimpleNamespace(**{**dict.fromkeys(("namespace", "pod", "container", "container_id", "job", "unit", "user")), **values})
+
+    places = [claim(namespace="ml", pod="train-0", container="main"), claim(pod="train-0"), claim(job="7"), claim(container="web"),
+              claim(container_id="0123456789abcdef"), claim(unit="x.service"), claim(user="eve")]  # fmt: skip
+    assert [place_of(item) for item in places] == [
+        "ml/train-0:main", "train-0", "job 7", "web", "container 0123456789ab", "x.service", None,
+    ]  # fmt: skip
+    fault = SimpleNamespace(field="tenant", source="own", value="a", other="slurm", other_value="b")
+    said = SimpleNamespace(
+        pid=10,
+        start_ticks=110,
+        claims=(claim(user="eve"), places[2]),
+        framework="CANN",
+        tenant="vision",
+        source="own",
+        disagreements=(fault,),
+    )
+    found = named(SimpleNamespace(attributions=(said,)))[10, 110]
+    assert (found.where, found.user, found.framework) == ("job 7", "eve", "CANN")
+    assert found.disagreements == ("tenant: own says a, slurm says b",) and not named(snapshot())
+    made = Watched(Path("/nonexistent"), snapshot())
+    made.watch.poll()
+    row = dataclasses.replace(made.watch.frame().processes[1], named=found)
+    assert (where_of(row), user_of(row), framework_of(row)) == ("job 7", "eve", "CANN") and matches(row, "cann")
+    assert ("sources disagree", "tenant: own says a, slurm says b") in details(row)
 
 
 def golden_frame(tmp_path: Path) -> Watched:

@@ -118,6 +118,10 @@ async def test_panes_take_turns(tmp_path: Path) -> None:
         assert app.focused is not None and app.focused.id == "processes" and not app.query_one("#tenants").display
         await pilot.press("a")
         assert app.query_one("#tenants").display
+        await pilot.press("v")
+        assert len(app.query_one("#cards", Grid).rows) == 1
+        await pilot.press("v")
+        assert len(app.query_one("#cards", Grid).rows) == 3
 
 
 async def test_filter(tmp_path: Path) -> None:
@@ -166,7 +170,7 @@ async def test_details_and_help_open_and_close(tmp_path: Path) -> None:
 
 async def test_hostile_names_stay_in_their_cells(tmp_path: Path) -> None:
     hostile = snapshot("n\n\x1b[2J", slices=(part("a\n", HOSTILE),), processes=(process(10, HOSTILE, command=HOSTILE * 40),))
-    async with shown(Watched(tmp_path, hostile), (80, 24)) as (app, _, _):
+    async with shown(Watched(tmp_path, hostile), (100, 24)) as (app, _, _):
         for name in ("head", "cards", "tenants", "processes"):
             for line in lines(app, name):
                 assert line.isprintable() and "\u202e" not in line
