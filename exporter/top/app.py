@@ -1,7 +1,9 @@
 """The live view: header, three panes, a line of keys. It asks in a thread, so that a slow exporter never holds up a key."""
 
 import asyncio
+import contextlib
 import os
+import signal
 from collections.abc import Hashable
 
 from rich.segment import Segment
@@ -76,6 +78,7 @@ class TopApp(App[None]):
     TITLE = "poolmeter top"
     BINDINGS = [
         Binding("q,f10", "quit", "quit"),
+        Binding("ctrl+c", "quit", "quit", priority=True),
         Binding("h,question_mark,f1", "help", "help"),
         Binding("j,down", "move(1)", "down"),
         Binding("k,up", "move(-1)", "up"),
@@ -120,6 +123,9 @@ class TopApp(App[None]):
         for grid in self.query(Grid):
             grid.colour = self.coloured
         self.query_one("#processes").focus()
+        with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread: whoever runs it sees to its end
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.set_interval(self._interval_s, self.turn)
         self.turn()
 

@@ -20,6 +20,9 @@ class Named:
     disagreements: tuple[str, ...] = ()
 
 
+UNNAMED = Named()
+
+
 def named(snapshot: object) -> Mapping[tuple[int, int], Named]:
     """What is said of each process, by pid and start time; claims come the most trusted first."""
     found: dict[tuple[int, int], Named] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from poolmeter.exporter.top.attribution import Named, named
+from poolmeter.exporter.top.attribution import UNNAMED, Named, named
 from poolmeter.exporter.top.history import Histories, NodeHistory
 from poolmeter.exporter.top.host import HostFacts
 from poolmeter.model.snapshot import DeviceSnapshot, ProcessSnapshot, SliceSnapshot
@@ -79,7 +79,7 @@ class ProcessRow:
     host: HostFacts | None = None
     workload: str | None = None
     label_user: str | None = None
-    named: Named = Named()
+    named: Named = UNNAMED
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -215,7 +215,7 @@ def _processes(history: NodeHistory, stale: bool, look: Look) -> Iterable[Proces
             host=host,
             workload=part.workload if part else None,
             label_user=part.user if part else None,
-            named=names.get((process.pid, process.start_ticks), Named()),
+            named=names.get((process.pid, process.start_ticks), UNNAMED),
         )
 
 

@@ -2,9 +2,16 @@
 
 import asyncio
 import dataclasses
+import fcntl
+import os
+import pty
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -246,6 +253,53 @@ async def test_only_the_terminals_own_colours(tmp_path: Path) -> None:
 def living(child: "subprocess.Popen[bytes]") -> Snapshot:
     """A snapshot in which the child is a process on the card."""
     return snapshot(processes=(process(child.pid, "vision", start_ticks=start_ticks_of(child.pid)),))
+
+
+@pytest.mark.parametrize("end", [b"q", b"\x03", signal.SIGTERM])
+def test_on_a_terminal(end: bytes | signal.Signals, tmp_path: Path) -> None:
+    """The program itself on a pseudo-terminal of sixteen colours: it draws, follows a new size, and leaves the terminal as it was."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        environment = {**os.environ, "TERM": "xterm"}
+        environment.pop("COLORTERM", None)
+        words = [sys.executable, "-m", "poolmeter.cli", "top", "--exporter", "http://127.0.0.1:1", "--data", str(tmp_path)]
+        os.execve(sys.executable, words, environment)
+    said = b""
+
+    def read_until(wanted: bytes, since: int) -> None:
+        nonlocal said
+        deadline = time.monotonic() + 30
+        while wanted not in said[since:]:
+            assert time.monotonic() < deadline, said[-2000:]
+            if select.select([terminal], [], [], 0.2)[0]:
+                try:
+                    said += os.read(terminal, 65536)
+                except OSError:  # it has closed the terminal
+                    assert wanted in said[since:], said[-2000:]
+
+    def resize(columns: int, rows: int) -> None:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    try:
+        resize(80, 24)
+        read_until(b"not reachable since", 0)
+        resize(100, 12)
+        before = len(said)
+        read_until(b"\x1b[12;", before)
+        assert b"\x1b[38;" not in said and b"\x1b[48;" not in said, "no colours beyond the sixteen"
+        before = len(said)
+        if isinstance(end, bytes):
+            os.write(terminal, end)
+        else:
+            os.kill(pid, end)
+        read_until(b"\x1b[?1049l", before)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        pid = 0
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(terminal)
 
 
 async def test_signals_are_off_unless_asked_for(tmp_path: Path) -> None:
