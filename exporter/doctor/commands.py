@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from poolmeter.errors import BadInput
+from poolmeter.errors import BadInput, PoolmeterError
 
 if TYPE_CHECKING:
     from poolmeter.config import Config
@@ -31,6 +31,8 @@ class Doctor:
         parser.add_argument("--run", metavar="DIR", dest="run_folder", help="run folder ($POOLMETER_RUN, else that of a running pool)")
         parser.add_argument("--exporter", metavar="URL", help="the exporter of this node (a running pool's, else the configured one)")
         parser.add_argument("--collector", metavar="URL", help="the collector (a running pool's, else the configured one)")
+        parser.add_argument("--token-file", metavar="FILE", help="bearer token for an exporter that asks for one")
+        parser.add_argument("--ca-file", metavar="FILE", help="certificates to trust of an https exporter (the system's)")
         parser.add_argument("--prometheus", metavar="URL", default="http://127.0.0.1:9090", help="a Prometheus (http://127.0.0.1:9090)")
         parser.add_argument("--grafana", metavar="URL", default="http://127.0.0.1:3000", help="a Grafana (http://127.0.0.1:3000)")
         parser.add_argument("--simulate", action="store_true", help="look at the simulated driver ($POOLMETER_SIM_MACHINE)")
@@ -40,12 +42,12 @@ class Doctor:
         parser.add_argument("--timeout", type=float, default=15.0, metavar="SECONDS", help="how long the driver may take (15)")
 
     def run(self, args: argparse.Namespace) -> int:
-        from poolmeter.config import load_config
         from poolmeter.exporter.doctor.finding import Machine, State
 
         if not 0.1 <= args.timeout <= 600:
             raise BadInput(f"--timeout is {args.timeout:g}, expected 0.1 to 600 seconds")
-        found = list(examine(args, load_config(args.config), Machine()))
+        config, faults = configuration_of(args.config)
+        found = [*faults, *examine(args, config, Machine())]
         if args.format == "table":
             _print(found, args)
         else:
@@ -58,19 +60,34 @@ class Doctor:
         return 1 if any(item.state in bad for item in found) else 0
 
 
+def configuration_of(option: str | None) -> "tuple[Config, list[Finding]]":
+    """The configuration in force; one that cannot be honoured is a finding, and the checks go on with the defaults."""
+    from poolmeter.config import Config, config_path, load_config
+    from poolmeter.exporter.doctor.finding import ok, problem
+
+    try:
+        config = load_config(option)
+        return config, [ok("configuration", f"{config_path(option) or 'the defaults'} can be honoured")]
+    except (PoolmeterError, OSError) as error:
+        said = f"{error.filename} cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+        return Config(), [problem("configuration", said, "poolmeter config check")]
+
+
 def examine(args: argparse.Namespace, config: "Config", machine: "Machine") -> "Iterator[Finding]":
     """Every check, in the order in which things depend on each other. Raises BadInput for flags; nothing else."""
     from poolmeter.exporter.doctor import driver, node, services
     from poolmeter.places import data_folder
+    from poolmeter.tokens import read_token
 
     data = data_folder(args.data)
     pool = _running_pool(data)
     subjects = subjects_of(args, config, pool)
+    token = read_token(Path(args.token_file)) if args.token_file else None
     yield from node.hook_findings()
     yield from node.machine_findings(machine)
     for subject in subjects:
         found = [*node.run_findings(subject)]
-        answered, snapshot = services.exporter_findings(subject)
+        answered, snapshot = services.exporter_findings(subject, token, args.ca_file)
         wake = args.wake or subject.simulated is not None or driver.held(machine) or bool(snapshot and any(d.up for d in snapshot.devices))
         found = [*driver.findings(subject, machine, driver.ask(subject, wake, args.timeout)), *found, *answered]
         if snapshot is not None:

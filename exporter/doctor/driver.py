@@ -17,22 +17,23 @@ _FILE_VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 
 
-def ask(subject: Subject, wake: bool, timeout_s: float) -> Mapping[str, Any] | str:
-    """What the libraries say, or in one sentence why there is no answer; the child that asks is killed when it takes too long."""
+def ask(subject: Subject, wake: bool, timeout_s: float) -> Mapping[str, Any] | Finding:
+    """What the libraries say, or the finding that there is no answer; the child that asks is killed when it takes too long."""
     words = [sys.executable, "-m", "poolmeter.exporter.doctor.probe", *(["--wake"] if wake else [])]
     environment = {**os.environ, **(subject.simulated or {})}
     try:
         done = subprocess.run(words, env=environment, capture_output=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return f"the driver gave no answer within {timeout_s:g} s"
+        return problem("driver library", f"the driver gave no answer within {timeout_s:g} s", "nvidia-smi")
     except OSError as error:
-        return f"the driver cannot be asked: {error.strerror}"
+        return unknown("driver library", f"{sys.executable}, which is to ask the driver, cannot be started: {error.strerror}")
     try:
         answer = json.loads(done.stdout)
     except ValueError:
         last = done.stderr.decode(errors="replace").strip().splitlines()
-        return f"asking the driver ended with status {done.returncode}: {last[-1] if last else 'it said nothing'}"
-    return answer if isinstance(answer, dict) else "the driver's answer is none"
+        found = f"asking the driver ended with status {done.returncode}: {last[-1] if last else 'it said nothing'}"
+        return problem("driver library", found, "nvidia-smi")
+    return dict(answer)
 
 
 def kernel_version(machine: Machine) -> str | None:
@@ -66,10 +67,10 @@ def held(machine: Machine) -> bool:
     return False
 
 
-def findings(subject: Subject, machine: Machine, answer: Mapping[str, Any] | str) -> Iterator[Finding]:
+def findings(subject: Subject, machine: Machine, answer: Mapping[str, Any] | Finding) -> Iterator[Finding]:
     """Library, kernel module, device files and each card."""
-    if isinstance(answer, str):
-        yield problem("driver library", answer, "nvidia-smi")
+    if isinstance(answer, Finding):
+        yield answer
         answer = {}
     else:
         yield from _library(subject, machine, answer)

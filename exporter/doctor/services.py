@@ -19,9 +19,11 @@ from poolmeter.tokens import client_token, own_token_file
 _SKEW_WARNING_S, _SKEW_PROBLEM_S = 2, 30
 
 
-def _get(url: str, path: str, token: str | None = None, timeout_s: float = 3.0) -> tuple[int, bytes, str | None]:
+def _get(
+    url: str, path: str, token: str | None = None, timeout_s: float = 3.0, ca_file: str | None = None
+) -> tuple[int, bytes, str | None]:
     """Status, body and the Date header. Raises BadInput, OSError or HTTPException."""
-    address = Address(url, token, timeout_s=timeout_s)
+    address = Address(url, token, ca_file, timeout_s)
     try:
         status, body = address.get(path)
         return status, body, address.date
@@ -37,42 +39,45 @@ def _object(body: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def exporter_findings(subject: Subject) -> tuple[list[Finding], Snapshot | None]:
+def exporter_findings(subject: Subject, token: str | None = None, ca_file: str | None = None) -> tuple[list[Finding], Snapshot | None]:
     """Whether the exporter answers and all its sources do; and its newest snapshot."""
     url, fix = subject.exporter_url, "sudo systemctl restart poolmeter-exporter"
     try:
-        status, body, _ = _get(url, "/readyz")
+        status, body, _ = _get(url, "/readyz", token, ca_file=ca_file)
     except BadInput as error:
         return [problem("exporter", str(error), "poolmeter config check")], None
     except (OSError, http.client.HTTPException) as error:
         return [problem("exporter", f"nobody answers at {url}: {_why(error)}", fix)], None
+    if status in (401, 403):
+        found = f"what answers at {url} {'refuses the token' if token else 'asks for a token or password'} (status {status})"
+        return [unknown("exporter", found, "poolmeter doctor --token-file FILE")], None
     ready = _object(body)
     if ready.get("schema") != "poolmeter.ready/1":
         return [
             problem("exporter", f"what answers at {url} is no exporter (status {status})", f"ss -ltnp | grep :{url.rsplit(':', 1)[-1]}")
         ], None
     failing = [source for source in ready.get("sources", []) if isinstance(source, dict) and not source.get("ok")]
-    found = [
+    made = [
         problem(f"exporter source {source.get('source')}", str(source.get("reason") or "it fails, and does not say why"), fix)
         for source in failing
     ]
     if not failing:
         if ready.get("ok"):
-            found.append(ok("exporter", f"it answers at {url}, all of its {len(ready.get('sources', []))} sources are well"))
+            made.append(ok("exporter", f"it answers at {url}, all of its {len(ready.get('sources', []))} sources are well"))
         else:
-            found.append(warning("exporter", f"it answers at {url} and has collected nothing yet", f"curl {url}/readyz"))
+            made.append(warning("exporter", f"it answers at {url} and has collected nothing yet", f"curl {url}/readyz"))
     try:
-        status, body, _ = _get(url, "/v1/snapshot")
+        status, body, _ = _get(url, "/v1/snapshot", token, ca_file=ca_file)
         snapshot = parse_snapshots(body)[0][0] if status == 200 else None
     except (OSError, http.client.HTTPException, DataError, IndexError):
         snapshot = None
     if snapshot is None:
-        found.append(unknown("exporter snapshot", f"{url}/v1/snapshot gives none", f"curl {url}/v1/snapshot"))
+        made.append(unknown("exporter snapshot", f"{url}/v1/snapshot gives none", f"curl {url}/v1/snapshot"))
     else:
         age_s = time.time() - snapshot.taken_us / 1_000_000
         if age_s > 10:
-            found.append(problem("exporter snapshot", f"the newest one is {age_s:.0f} s old: its turns stand still", fix))
-    return found, snapshot
+            made.append(problem("exporter snapshot", f"the newest one is {age_s:.0f} s old: its turns stand still", fix))
+    return made, snapshot
 
 
 def snapshot_findings(snapshot: Snapshot) -> Iterator[Finding]:

@@ -122,6 +122,15 @@ def test_a_call_that_hangs_ends_in_time(simulated: Simulated) -> None:
     assert state is State.PROBLEM and "no answer within 3 s" in text and time.monotonic() - began < 60
 
 
+def test_a_child_that_cannot_ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    subject = Subject("n", tmp_path, NOWHERE, {})
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    assert state_of(list(driver.findings(subject, Machine(), driver.ask(subject, True, 5.0))), "driver library")[0] is State.UNKNOWN
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    state, text, _ = state_of(list(driver.findings(subject, Machine(), driver.ask(subject, True, 5.0))), "driver library")
+    assert state is State.PROBLEM and "status 1" in text
+
+
 def card(**values: object) -> list[Finding]:
     """A card in good health but for `values`."""
     base: dict[str, object] = {"index": 3, "uuid": "GPU-3", "model": "H200", "persistence": 1, "accounting": 0, "compute_mode": 0,
@@ -356,6 +365,9 @@ def test_the_exporter() -> None:
         assert state_of(at(url), "exporter source hook")[:2] == (State.PROBLEM, "folder x cannot be listed")
     with serving(exporter(snapshot(at_us=now_us() - 60_000_000), well)) as url:
         assert "60 s old" in state_of(at(url), "exporter snapshot")[1]
+    with serving(exporter(snapshot(at_us=now_us()), well), token="secret") as url:
+        assert state_of(at(url), "exporter")[0] is State.UNKNOWN
+        assert services.exporter_findings(Subject("n", Path("/x"), url), "secret")[0][0].state is State.OK
     with serving({"/readyz": lambda: (200, ["something else"])}) as url:
         assert "is no exporter" in state_of(at(url), "exporter")[1]
     with serving({**exporter(snapshot(), well), "/v1/snapshot": lambda: (503, {})}) as url:
@@ -435,6 +447,12 @@ def test_the_command(
         (node.run.allocations / "a" / "grant").chmod(0o644)
         os.truncate(node.run.allocations / "a" / "allocation.json", 0)
         assert cli.dispatch([*words, "--strict"]) == 1
+        capsys.readouterr()
+        config.write_text("[node]\nnam = 1\n")
+        assert cli.dispatch([*words, "--format", "json"]) == 1
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        (bad,) = [row for row in rows if row["check"] == "configuration"]
+        assert bad["state"] == "problem" and "nam is not a known key" in bad["found"]
     assert cli.main(["doctor", "--timeout", "0"]) == 2
     monkeypatch.delenv("POOLMETER_SIM_MACHINE")
     assert cli.main(["doctor", "--simulate", "--data", str(tmp_path)]) == 2
