@@ -1,9 +1,18 @@
 """Devices: identity, memory, utilisation, energy, temperature, clocks. Never labelled with whose they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from poolmeter.exporter.collectors.family import Family, Page, Samples, ratio, seconds
+from poolmeter.exporter.collectors.family import Family, Page, Rows, Samples, by_rows, ratio, scaled, seconds
 from poolmeter.model.snapshot import DeviceSnapshot
+
+
+def devices_of(page: Page) -> Sequence[DeviceSnapshot]:
+    """The devices of a page."""
+    return page.snapshot.devices
+
+
+def _uuid(device: DeviceSnapshot) -> tuple[str, ...]:
+    return (device.uuid,)
 
 
 def per_device(
@@ -11,13 +20,8 @@ def per_device(
 ) -> Family:
     """A family with one series a device, of a value that may be absent."""
 
-    def samples(page: Page) -> Samples:
-        for device in page.snapshot.devices:
-            found = value(device)
-            if found is not None:
-                yield (device.uuid,), scale(found)
-
-    return Family(f"poolmeter_device_{name}", "counter" if counter else "gauge", text, ("uuid",), samples)
+    rows = Rows(devices_of, _uuid, value, scaled(scale))
+    return by_rows(f"poolmeter_device_{name}", "counter" if counter else "gauge", text, ("uuid",), rows)
 
 
 def _info(page: Page) -> Samples:
