@@ -24,6 +24,7 @@ from poolmeter.model.plain import canonical_json
 from poolmeter.model.snapshot import Snapshot, SourceHealth
 from poolmeter.model.units import DAY_US, MICROSECONDS, MINUTE_US
 from poolmeter.model.usage import EventRecord, UsageRecord
+from poolmeter.period import rfc3339
 from poolmeter.places import NodeData, NodeRun
 from poolmeter.vendors.reading import VendorReading
 
@@ -169,11 +170,15 @@ class Agent:
         """Time since the newest page was made, None without one."""
         return None if self._page is None else self._clock.monotonic_us() - self._page_at
 
-    def release(self, for_us: int) -> None:
-        """Let go of the cards: the child that holds them ends, and is not started again for so long or until `resume`."""
+    def release(self, for_us: int) -> str | None:
+        """Let go of the cards: the child that holds them ends, and is not started again for so long or until `resume`.
+
+        Returns what still holds them: a child that is stuck in the kernel, which cannot be killed yet; None when nothing does.
+        """
         self._released_until = self._clock.monotonic_us() + for_us
         self._reading = None
         self._sampler.close()
+        return self._sampler.trouble if self._sampler.stuck else None
 
     def resume(self) -> None:
         """Take the cards back at the next turn."""
@@ -200,16 +205,14 @@ class Agent:
     def _set_health(self, source: str, at_us: int | None, duration_us: int | None, reason: str | None) -> None:
         known, ok = self._health.get(source), reason is None
         since = known.since_us if known is not None and known.ok == ok else self._clock.wall_us()
-        self._health[source] = SourceHealth(
-            source=source, ok=ok, at_us=at_us, duration_us=duration_us, reason=reason, since_us=since
-        )
+        self._health[source] = SourceHealth(source=source, ok=ok, at_us=at_us, duration_us=duration_us, reason=reason, since_us=since)
 
     def _sample(self, budget_s: float) -> None:
         left = self.released_us()
         if left is not None:
             known = self._health.get("nvml")
-            until = (self._clock.wall_us() + left) // MICROSECONDS
-            self._set_health("nvml", known.at_us if known else None, None, f"the cards are released until {until} s after the epoch or a resume")
+            until = rfc3339((self._clock.wall_us() + left) // MICROSECONDS * MICROSECONDS)
+            self._set_health("nvml", known.at_us if known else None, None, f"the cards are released, until {until} or a resume")
             return
         self._released_until = None
         reading = self._sampler.poll(budget_s)
