@@ -76,5 +76,7 @@ class ExporterRelease:
         if args.format == "json":
             sys.stdout.write(json.dumps(answer) + "\n")
         else:
-            sys.stdout.write(f"the cards are released until {answer['until']}\n" if answer["released"] else "the exporter takes the cards back\n")
+            sys.stdout.write(
+                f"the cards are released until {answer['until']}\n" if answer["released"] else "the exporter takes the cards back\n"
+            )
         return 0

@@ -155,7 +155,11 @@ def serve(args: argparse.Namespace) -> int:
             stack.callback(pusher.stop)
         live = Live(args, plan, agent, sampler, face, guard, context)
         agent.outputs = lambda: Outputs(
-            reload_ok=live.ok, pushes_ok=pusher.ok if pusher else None, pushes_failed=pusher.failed if pusher else None
+            sampler_restarts=sampler.restarts,
+            released=agent.released_us() is not None,
+            reload_ok=live.ok,
+            pushes_ok=pusher.ok if pusher else None,
+            pushes_failed=pusher.failed if pusher else None,
         )
         announce(server.url, args.ready_file)
         loop(agent, clock, bell, control, live.reload)

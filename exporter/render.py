@@ -67,9 +67,7 @@ class Renderer:
         self._labels: dict[tuple[int, tuple[str, ...]], str] = {}
         self._written = [_Written() for _ in families]
         self._heads = [f"# HELP {f.name} {_escape_help(f.help)}\n# TYPE {f.name} {f.kind}\n" for f in families]
-        self._open_heads = [
-            f"# HELP {_base(f)} {_escape(f.help)}\n# TYPE {_base(f)} {f.kind}\n" for f in families
-        ]
+        self._open_heads = [f"# HELP {_base(f)} {_escape(f.help)}\n# TYPE {_base(f)} {f.kind}\n" for f in families]
 
     def render(self, page: Page) -> bytes:
         """The whole page as Prometheus text. A family without samples is left out."""

@@ -207,7 +207,7 @@ class Server:
             loop="asyncio",  # the one loop whose TLS takes a context that changes
             timeout_graceful_shutdown=1,
             server_header=False,
-            ssl_context_factory=None if context is None else lambda config, default: context,
+            ssl_context_factory=None if context is None else lambda *_: context,
         )
         self._server = uvicorn.Server(config)
         self._bound = bound

@@ -101,7 +101,7 @@ class RotatingContext(ssl.SSLContext):
     Files that cannot be used, say in the midst of a rotation, leave the last good context in force, and are said once.
     """
 
-    def __new__(cls, config: Tls) -> "RotatingContext":
+    def __new__(cls, *_: Tls) -> "RotatingContext":
         return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
 
     def __init__(self, config: Tls) -> None:

@@ -58,7 +58,9 @@ class Tls(_Section):
         verified = self.client_auth_type != "NoClientCert"
         if verified != (self.client_ca_file is not None):
             found = f"client_auth_type {self.client_auth_type} {'without' if verified else 'with'} client_ca_file"
-            raise ValueError(f"{found}; expected both VerifyClientCertIfGiven or RequireAndVerifyClientCert and a client_ca_file, or neither")
+            raise ValueError(
+                f"{found}; expected both VerifyClientCertIfGiven or RequireAndVerifyClientCert and a client_ca_file, or neither"
+            )
         if self.client_allowed_sans and self.client_auth_type != "RequireAndVerifyClientCert":
             raise ValueError(f"client_allowed_sans with client_auth_type {self.client_auth_type}; expected RequireAndVerifyClientCert")
         if self.min_version > self.max_version:
@@ -128,7 +130,9 @@ class WebConfig(_Section):
             if ":" in name or not name.isprintable():
                 raise ValueError(f"basic_auth_users names {name!r:.60}; expected printable characters without a colon")
             if found is None or not 4 <= int(found[1]) <= 31:
-                raise ValueError(f"password of user {name!r:.60} is no bcrypt hash; expected $2y$10$ and 53 characters (htpasswd -nBC 10 '')")
+                raise ValueError(
+                    f"password of user {name!r:.60} is no bcrypt hash; expected $2y$10$ and 53 characters (htpasswd -nBC 10 '')"
+                )
         return self
 
     @property
@@ -141,7 +145,7 @@ class _Loader(yaml.SafeLoader):
     """YAML in which a key may be written once."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = [key for number, key in enumerate(keys) if key in keys[:number]]
         if twice:
             raise yaml.YAMLError(f"key {twice[0]!r:.60} is there twice")
@@ -179,7 +183,9 @@ def parse_web_config(body: bytes, name: str, folder: Path) -> WebConfig:
         raise BadInput(f"{name}: {_said(error)}") from None
     tls = config.tls_server_config
     if tls is not None:
-        names = {key: str(folder / value) for key in ("cert_file", "key_file", "client_ca_file") if (value := getattr(tls, key)) is not None}
+        names = {
+            key: str(folder / value) for key in ("cert_file", "key_file", "client_ca_file") if (value := getattr(tls, key)) is not None
+        }
         tls = tls.model_copy(update=names)
     tokens = tuple(read_token(folder / file) for file in config.bearer_token_files)
     return config.model_copy(update={"tls_server_config": tls, "tokens": tokens})

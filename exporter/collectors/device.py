@@ -56,6 +56,19 @@ def _clocks(page: Page) -> Samples:
                 yield (domain, device.uuid), float(value)
 
 
+def _processes(page: Page) -> Samples:
+    # Without its own list the device says nothing of programs without the hook: 0 would be a claim.
+    counts = {(hooked, d.uuid): 0 for d in page.snapshot.devices if d.up for hooked in (False, True)}
+    for process in page.snapshot.processes:
+        key = (process.hooked, process.device_uuid)
+        if key in counts:
+            counts[key] += 1
+    known = {d.uuid for d in page.snapshot.devices if d.unaccounted_memory_bytes is not None}
+    for (hooked, uuid), count in counts.items():
+        if hooked or count or uuid in known:
+            yield (str(hooked).lower(), uuid), float(count)
+
+
 FAMILIES: tuple[Family, ...] = (
     Family(
         "poolmeter_device_info",
@@ -93,6 +106,16 @@ FAMILIES: tuple[Family, ...] = (
         "Device time promised to running allocations; above 1 on an over-committed device (allocations).",
         lambda d: d.allocated_ppm,
         ratio,
+    ),
+    per_device(
+        "memory_allocated_bytes", "Memory promised to running allocations in bytes (allocations).", lambda d: d.memory_allocated_bytes
+    ),
+    Family(
+        "poolmeter_device_processes",
+        "gauge",
+        "Processes on the device, with the hook and without (hook and NVML).",
+        ("hooked", "uuid"),
+        _processes,
     ),
     per_device("power_watts", "Power that the board draws in watts (NVML).", lambda d: d.power_mw, lambda mw: mw / 1000),
     Family("poolmeter_device_temperature_celsius", "gauge", "Temperature in degrees Celsius (NVML).", ("sensor", "uuid"), _temperature),

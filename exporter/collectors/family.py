@@ -12,8 +12,10 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What the exporter knows of its own outputs: whether the last reload was taken, and what became of OTLP pushes."""
+    """What the exporter knows of itself: starts of the sampler, whether the cards are released, the last reload, what became of OTLP pushes."""
 
+    sampler_restarts: int | None = None
+    released: bool | None = None
     reload_ok: bool | None = None
     pushes_ok: int | None = None
     pushes_failed: int | None = None

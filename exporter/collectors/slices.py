@@ -65,7 +65,10 @@ FAMILIES: tuple[Family, ...] = (
         Rows(slices_of, _KEY, attrgetter("state"), _states),
     ),
     _per_slice("promise_ratio", "Device time promised to the slice, 0 to 1 (allocation).", attrgetter("promise_ppm"), ratio),
-    _per_slice("compute_limit_ratio", "Limit of device time in force, 0 to 1; absent: none (grant).", attrgetter("compute_limit_ppm"), ratio),
+    _per_slice(
+        "compute_limit_ratio", "Limit of device time in force, 0 to 1; absent: none (grant).", attrgetter("compute_limit_ppm"), ratio
+    ),
+    _per_slice("memory_promise_bytes", "Memory promised to the slice in bytes (allocation).", attrgetter("memory_promise_bytes")),
     _per_slice("memory_limit_bytes", "Memory limit in force in bytes; absent: none (grant).", attrgetter("memory_limit_bytes")),
     _per_slice("memory_used_bytes", "Memory that the slice's processes hold in bytes (hook).", attrgetter("memory_used_bytes")),
     _per_slice("memory_peak_bytes", "Most memory held since the allocation began in bytes (hook).", attrgetter("memory_peak_bytes")),
@@ -105,5 +108,7 @@ FAMILIES: tuple[Family, ...] = (
         attrgetter("last_activity_us"),
         seconds,
     ),
-    _per_slice("hook_faults_total", "Faults of the hook itself; the program went on (hook).", attrgetter("hook_faults_total"), counter=True),
+    _per_slice(
+        "hook_faults_total", "Faults of the hook itself; the program went on (hook).", attrgetter("hook_faults_total"), counter=True
+    ),
 )

@@ -9,9 +9,21 @@ from collections.abc import Callable
 from poolmeter.exporter.collectors.family import Family, Page, Samples
 from poolmeter.exporter.owners import NOBODY, Owner, device_owners
 from poolmeter.model.snapshot import DeviceSnapshot
-from poolmeter.model.units import MIB
 
-LABELS = ("DCGM_FI_DRIVER_VERSION", "Hostname", "UUID", "container", "device", "gpu", "hostname", "modelName", "namespace", "pci_bus_id", "pod")
+_MIB = 1 << 20
+LABELS = (
+    "DCGM_FI_DRIVER_VERSION",
+    "Hostname",
+    "UUID",
+    "container",
+    "device",
+    "gpu",
+    "hostname",
+    "modelName",
+    "namespace",
+    "pci_bus_id",
+    "pod",
+)
 
 
 def _labels(page: Page, device: DeviceSnapshot, owner: Owner) -> tuple[str, ...]:
@@ -43,7 +55,7 @@ def _device(name: str, text: str, value: Callable[[DeviceSnapshot], float | int 
 
 
 def _mib(value: int | None) -> int | None:
-    return None if value is None else value // MIB
+    return None if value is None else value // _MIB
 
 
 def _free(d: DeviceSnapshot) -> int | None:

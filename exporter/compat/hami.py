@@ -100,15 +100,21 @@ FAMILIES: tuple[Family, ...] = (
     ),
     *_devices(("hami_gpu_memory_limit_bytes", "GPUDeviceMemoryLimit"), "Memory of the device.", lambda d: d.memory_total_bytes),
     *_devices(
-        ("hami_gpu_memory_allocated_bytes", "GPUDeviceMemoryAllocated"), "Memory promised on the device.", lambda d: d.memory_allocated_bytes
+        ("hami_gpu_memory_allocated_bytes", "GPUDeviceMemoryAllocated"),
+        "Memory promised on the device.",
+        lambda d: d.memory_allocated_bytes,
     ),
     *_devices(
         ("hami_gpu_core_allocated_ratio", "GPUDeviceCoreAllocated"), "Device time promised, 0 to 100.", lambda d: _percent(d.allocated_ppm)
     ),
     *_slices(
-        ("hami_vgpu_memory_used_bytes", "vGPU_device_memory_usage_in_bytes"), "Memory that the slice holds.", lambda _, s: s.memory_used_bytes
+        ("hami_vgpu_memory_used_bytes", "vGPU_device_memory_usage_in_bytes"),
+        "Memory that the slice holds.",
+        lambda _, s: s.memory_used_bytes,
     ),
-    *_slices(("hami_vgpu_memory_limit_bytes", "vGPU_device_memory_limit_in_bytes"), "Memory limit in force.", lambda _, s: s.memory_limit_bytes),
+    *_slices(
+        ("hami_vgpu_memory_limit_bytes", "vGPU_device_memory_limit_in_bytes"), "Memory limit in force.", lambda _, s: s.memory_limit_bytes
+    ),
     *_slices(
         ("hami_container_device_memory_bytes", "Device_memory_desc_of_container"),
         "Memory that the slice holds.",

@@ -17,7 +17,6 @@ from poolmeter.errors import BadInput
 from poolmeter.period import time_zone
 from poolmeter.toml import parse_toml, read_toml
 
-
 T = TypeVar("T", bound=str)
 
 
