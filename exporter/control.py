@@ -73,11 +73,12 @@ class ControlSocket:
             connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n")
 
     def _answer(self, connection: socket.socket) -> dict[str, Any]:
+        line = _line(connection)  # before anything is said, so that who is refused hears it
         try:
             _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
             if uid not in (0, os.geteuid()):
                 raise Refused(f"user {uid} may not control the exporter, expected root or user {os.geteuid()}")
-            request = parse_request(_line(connection))
+            request = parse_request(line)
             self.requests.put(request)
             self._ring()
             return request.answer.get(timeout=WAIT_S)
@@ -99,7 +100,7 @@ def _bind(path: Path) -> socket.socket:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # the spool's lock says that no other exporter of this node runs
-        before = os.umask(0o077)
+        before = os.umask(0o177)
         try:
             listener.bind(str(path))
         finally:

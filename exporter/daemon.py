@@ -45,12 +45,13 @@ def sampler_environment(simulate: bool) -> Iterator[Mapping[str, str] | None]:
 
     named = os.environ.get("POOLMETER_SIM_MACHINE")
     with contextlib.ExitStack() as stack:
-        if named:
-            machine = stack.enter_context(contextlib.closing(Machine.open(Path(named))))
-        else:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="poolmeter-"))
-            machine = stack.enter_context(contextlib.closing(Machine.create("single", Path(folder) / "machine.sim")))
-        yield {**os.environ, **machine.environment()}
+        folder = None if named else stack.enter_context(tempfile.TemporaryDirectory(prefix="poolmeter-"))
+        # Opened to learn its environment alone: what reads the cards is the child, and the child alone.
+        with contextlib.closing(
+            Machine.open(Path(named)) if named else Machine.create("single", Path(str(folder)) / "machine.sim")
+        ) as machine:
+            environment = {**os.environ, **machine.environment()}
+        yield environment
 
 
 def once(args: argparse.Namespace) -> int:
