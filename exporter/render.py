@@ -85,7 +85,7 @@ class Renderer:
                 parts += (head, block)
         if openmetrics:
             parts.append("# EOF\n")
-        return "".join(parts).encode("utf-8")
+        return "".join(parts).encode("utf-8", "replace")  # a hostile name must not take the page away
 
     def blocks(self, page: Page) -> list[str]:
         """The lines of each family, without its head."""

@@ -110,7 +110,8 @@ class Face:
         page = newest(self._agent)
         if page is None:
             return _error(503, "no data has been collected yet")
-        return JSONResponse({"schema": "poolmeter.snapshot/1", **to_plain(page.snapshot)})
+        body = json.dumps({"schema": "poolmeter.snapshot/1", **to_plain(page.snapshot)}, ensure_ascii=False, separators=(",", ":"))
+        return Response(body.encode("utf-8", "replace"), media_type="application/json")
 
     def healthz(self, request: Request) -> Response:
         """200 while the exporter looks at its sources; 503 before the first look and when it has stopped to, for a supervisor to start it anew."""

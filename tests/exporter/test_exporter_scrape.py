@@ -1,5 +1,6 @@
 """What a scrape gets: formats, encodings, one render a snapshot, and nothing old once the exporter no longer looks."""
 
+import dataclasses
 import gzip
 import json
 import time
@@ -279,3 +280,15 @@ def test_info_labels_do_not_change_while_values_do(busy: Node) -> None:
     busy.sampler.change(CARD, utilization_ppm=900_000, temperature_celsius=80)
     busy.tick(turns=5)
     assert infos() == before
+
+
+def test_a_hostile_name_takes_no_page_away(busy: Node, served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = page_of(busy)
+    part = dataclasses.replace(page.snapshot.slices[0], tenant='\udc80\n"\\{} 1')
+    hostile = dataclasses.replace(page, snapshot=dataclasses.replace(page.snapshot, slices=(part,)))
+    monkeypatch.setattr(busy.agent, "page", lambda: hostile)
+    status, body, _ = get(f"{served}/metrics", Accept=PROMETHEUS)
+    tenants = {s.labels["tenant"] for f in parse_openmetrics(body.decode()) if f.name == "poolmeter_slice_info" for s in f.samples}
+    assert status == 200 and tenants == {'?\n"\\{} 1'}
+    status, body, _ = get(f"{served}/v1/snapshot")
+    assert status == 200 and json.loads(body)["slices"][0]["tenant"] == '?\n"\\{} 1'
