@@ -27,7 +27,7 @@ class _Holder(Protocol):
     @property
     def device_uuid(self) -> str: ...
     @property
-    def allocation_id(self) -> str | None: ...
+    def allocation_ids(self) -> Sequence[str]: ...
     @property
     def namespace(self) -> str | None: ...
     @property
@@ -64,8 +64,8 @@ def slice_owners(snapshot: Snapshot) -> dict[tuple[str, str], Owner]:
     """By allocation and device: its one owner. A slice with several has none of their names."""
     found: dict[tuple[str, str], set[Owner]] = {}
     for holder in _holders(snapshot):
-        if holder.allocation_id is not None:
-            found.setdefault((holder.allocation_id, holder.device_uuid), set()).add(_owner(holder))
+        for allocation in holder.allocation_ids:
+            found.setdefault((allocation, holder.device_uuid), set()).add(_owner(holder))
     return {key: next(iter(owners)) for key, owners in found.items() if len(owners) == 1}
 
 

@@ -67,7 +67,7 @@ class Renderer:
         self._labels: dict[tuple[int, tuple[str, ...]], str] = {}
         self._written = [_Written() for _ in families]
         self._heads = [f"# HELP {f.name} {_escape_help(f.help)}\n# TYPE {f.name} {f.kind}\n" for f in families]
-        self._open_heads = [f"# HELP {_base(f)} {_escape(f.help)}\n# TYPE {_base(f)} {f.kind}\n" for f in families]
+        self._open_heads = [_open_head(family) for family in families]
 
     def render(self, page: Page) -> bytes:
         """The whole page as Prometheus text. A family without samples is left out."""
@@ -142,8 +142,12 @@ class Renderer:
         return "".join(out)
 
 
-def _base(family: Family) -> str:
-    return family.name.removesuffix("_total") if family.kind == "counter" else family.name
+def _open_head(family: Family) -> str:
+    # A counter of OpenMetrics ends in `_total`; one that must not (another exporter's name) can only be of an unknown kind there.
+    counted = family.kind == "counter" and family.name.endswith("_total")
+    name = family.name.removesuffix("_total") if counted else family.name
+    kind = "unknown" if family.kind == "counter" and not counted else family.kind
+    return f"# HELP {name} {_escape(family.help)}\n# TYPE {name} {kind}\n"
 
 
 def _label_text(names: tuple[str, ...], values: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ class Holder:
     """A container on a device."""
 
     device_uuid: str
-    allocation_id: str | None
+    allocation_ids: tuple[str, ...]
     namespace: str | None
     pod: str | None
     container: str | None
@@ -33,7 +33,12 @@ def with_holders(page: Page, *holders: tuple[str | None, str, str, str, str]) ->
     values = {field.name: getattr(page.snapshot, field.name) for field in dataclasses.fields(page.snapshot) if field.name != "holders"}
     made = tuple(
         Holder(
-            allocation_id=allocation, device_uuid=uuid, namespace=namespace, pod=pod, container=container, container_id=f"c-{allocation}"
+            allocation_ids=(allocation,) if allocation else (),
+            device_uuid=uuid,
+            namespace=namespace,
+            pod=pod,
+            container=container,
+            container_id=f"c-{allocation}",
         )
         for allocation, uuid, namespace, pod, container in holders
     )
