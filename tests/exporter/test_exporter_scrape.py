@@ -1,14 +1,17 @@
 """What a scrape gets: formats, encodings, one render a snapshot, and nothing old once the exporter no longer looks."""
 
 import dataclasses
+import gc
 import gzip
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from exporter_fakes import CARD, GIB, OTHER, SECOND, Node, process
@@ -16,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from starlette.responses import Response
 
 from poolmeter.exporter.collectors import FAMILIES
 from poolmeter.exporter.collectors.family import Family, Page, Rows, by_rows, scaled
@@ -173,7 +177,7 @@ def test_many_scrapes_are_one_collection_and_one_render(busy: Node) -> None:
         answers = list(pool.map(lambda kind: get(f"{server.url}/metrics", **kind), kinds * 13))
     server.stop()
     assert {status for status, _, _ in answers} == {200} and len({body for _, body, _ in answers}) == 4
-    assert busy.sampler.polls == polls and face._scrapes.renders == 1
+    assert busy.sampler.polls == polls and face.renders == 1
 
 
 def test_a_family_may_be_slow_and_scrapes_still_share_it(busy: Node) -> None:
@@ -292,3 +296,25 @@ def test_a_hostile_name_takes_no_page_away(busy: Node, served: str, monkeypatch:
     assert status == 200 and tenants == {'?\n"\\{} 1'}
     status, body, _ = get(f"{served}/v1/snapshot")
     assert status == 200 and json.loads(body)["slices"][0]["tenant"] == '?\n"\\{} 1'
+
+
+def test_connections_do_not_wait_for_acknowledgements(busy: Node) -> None:
+    seen: list[int] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        sockets = [sock for sock in gc.get_objects() if isinstance(sock, socket.socket) and sock.fileno() >= 0]
+        port = scope["server"][1]
+        mine = [sock for sock in sockets if sock.family == socket.AF_INET and sock.getsockname()[1] == port and sock is not bound]
+        seen.extend(
+            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            for sock in mine
+            if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        )
+        await Response("x")(scope, receive, send)
+
+    bound = listen("127.0.0.1", 0)
+    server = Server(application, bound)
+    server.start()
+    get(server.url)
+    server.stop()
+    assert seen and all(seen)
