@@ -66,6 +66,7 @@ class Renderer:
         self._families = families
         self._labels: dict[tuple[int, tuple[str, ...]], str] = {}
         self._written = [_Written() for _ in families]
+        self._shared: dict[tuple[tuple[str, ...], Any], str] = {}  # label text by names and values, for the length of one page
         self._heads = [f"# HELP {f.name} {_escape_help(f.help)}\n# TYPE {f.name} {f.kind}\n" for f in families]
         self._open_heads = [_open_head(family) for family in families]
 
@@ -90,6 +91,7 @@ class Renderer:
     def blocks(self, page: Page) -> list[str]:
         """The lines of each family, without its head."""
         known, self._labels = self._labels, {}
+        self._shared = {}
         keys: dict[tuple[Any, Any], list[Hashable]] = {}
         blocks = []
         for index, family in enumerate(self._families):
@@ -97,6 +99,7 @@ class Renderer:
                 blocks.append(self._by_rows(index, family, family.rows, page, keys))
             else:
                 blocks.append(self._by_samples(index, family, page, known))
+        self._shared = {}
         if len(self._labels) > _CACHE_LIMIT:
             self._labels = {}
         return blocks
@@ -116,7 +119,12 @@ class Renderer:
                 if value != before:
                     texts[place] = self._object(family, rows, keys[place], value, texts[place])
         else:
-            texts = [self._object(family, rows, key, value, "") for key, value in zip(keys, values, strict=True)]
+            # Objects came, went or changed places: what was written of those that stay is still good.
+            kept = {key: (value, text) for key, value, text in zip(old.keys, old.values, old.texts, strict=True)}
+            texts = []
+            for key, value in zip(keys, values, strict=True):
+                before, text = kept.get(key, (None, ""))
+                texts.append(text if value == before else self._object(family, rows, key, value, text))
         block = "".join(texts)
         self._written[index] = _Written(keys, values, texts, block)
         return block
@@ -125,9 +133,15 @@ class Renderer:
         if value is None:
             return ""
         samples = tuple(rows.series(key, value))
-        if len(samples) == 1 and before and samples[0][0] is key:
-            # The labels are the key, and it did not change: neither did the text up to the number.
-            return f"{before[: before.rindex(' ')]} {_number(samples[0][1])}\n"
+        if len(samples) == 1 and samples[0][0] is key:
+            # The labels are the key: where it did not change, neither did the text up to the number; else other families have it perhaps.
+            if before:
+                return f"{before[: before.rindex(' ')]} {_number(samples[0][1])}\n"
+            shared = (family.labels, key)
+            text = self._shared.get(shared)
+            if text is None:
+                text = self._shared[shared] = _label_text(family.labels, key)
+            return f"{family.name}{text} {_number(samples[0][1])}\n"
         return "".join(f"{family.name}{_label_text(family.labels, labels)} {_number(number)}\n" for labels, number in samples)
 
     def _by_samples(self, index: int, family: Family, page: Page, known: dict[tuple[int, tuple[str, ...]], str]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from poolmeter.model.snapshot import Snapshot
 
@@ -84,6 +84,23 @@ def scaled(scale: Callable[[int], float]) -> Callable[[Any, Any], Samples]:
         return ((key, scale(value)),)
 
     return series
+
+
+T = TypeVar("T")
+
+
+class PerPage(Generic[T]):
+    """What several families need of a page, worked out once: `make`'s result for the page asked for last."""
+
+    def __init__(self, make: Callable[[Page], T]) -> None:
+        self._make = make
+        self._last: tuple[Page, T] | None = None
+
+    def __call__(self, page: Page) -> T:
+        last = self._last  # read once: another thread may ask for another page
+        if last is None or last[0] is not page:
+            last = self._last = (page, self._make(page))
+        return last[1]
 
 
 def seconds(us: int) -> float:

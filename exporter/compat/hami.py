@@ -4,11 +4,12 @@ Its units are kept with its names, so a `_ratio` of HAMi runs to 100. A slice is
 is not known goes by its allocation and its tenant. What HAMi's scheduler tells of promises is told per device as well.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from poolmeter.exporter.collectors.family import Family, Page, Samples
-from poolmeter.exporter.owners import NOBODY, Owner, slice_owners
-from poolmeter.model.snapshot import DeviceSnapshot, SliceSnapshot, Snapshot
+from poolmeter.exporter.collectors.family import Family, Page, PerPage, Samples
+from poolmeter.exporter.owners import NOBODY, slice_owners
+from poolmeter.model.snapshot import DeviceSnapshot, SliceSnapshot
 
 ZONE = "vGPU"
 _DEVICE_LABELS = ("device_index", "device_type", "device_uuid", "node", "zone")
@@ -30,61 +31,66 @@ def _devices(names: tuple[str, str], text: str, value: Callable[[DeviceSnapshot]
     return Family(now, "gauge", text, _DEVICE_LABELS, samples), Family(before, "gauge", text, _OLD_DEVICE_LABELS, samples)
 
 
-def _places(snapshot: Snapshot) -> Mapping[tuple[str, str], int]:
-    """The place of each slice's device among those of its allocation."""
+@dataclass(frozen=True)
+class _Part:
+    """A slice with its names, its place among the devices of its allocation, and what it was on the page before."""
+
+    slice: SliceSnapshot
+    names: tuple[str, str, str]
+    place: str
+    before: SliceSnapshot | None
+
+
+def _parts(page: Page) -> list[_Part]:
+    owners = slice_owners(page.snapshot)
+    old = {(s.allocation_id, s.device_uuid, s.origin): s for s in page.before.slices} if page.before is not None else {}
     seen: dict[str, int] = {}
-    places = {}
-    for part in snapshot.slices:
-        places[(part.allocation_id, part.device_uuid)] = seen.get(part.allocation_id, 0)
-        seen[part.allocation_id] = seen.get(part.allocation_id, 0) + 1
-    return places
+    found = []
+    for s in page.snapshot.slices:
+        place = seen.get(s.allocation_id, 0)
+        seen[s.allocation_id] = place + 1
+        owner = owners.get((s.allocation_id, s.device_uuid), NOBODY)
+        names = (owner.container, owner.namespace, owner.pod) if owner.pod else (s.workload or "", s.tenant, s.allocation_id)
+        found.append(_Part(s, names, str(place), old.get((s.allocation_id, s.device_uuid, s.origin))))
+    return found
 
 
-def _slices(names: Sequence[str], text: str, value: Callable[[Page, SliceSnapshot], float | int | None]) -> tuple[Family, ...]:
-    """A family under its name of now, and, where there is one, under the one before."""
+_PARTS = PerPage(_parts)
 
-    def rows(page: Page) -> Samples:
-        owners, places = slice_owners(page.snapshot), _places(page.snapshot)
-        for s in page.snapshot.slices:
-            found = value(page, s)
-            if found is not None:
-                key = (s.allocation_id, s.device_uuid)
-                owner = owners.get(key, NOBODY)
-                yield (*_names(s, owner), str(places[key])), float(found)
+
+def _slices(names: tuple[str, str], text: str, value: Callable[[Page, _Part], float | int | None]) -> tuple[Family, ...]:
+    """A family under its name of now, and under the one before."""
+
+    def numbers(page: Page) -> list[tuple[_Part, float]]:
+        return [(part, float(found)) for part in _PARTS(page) if (found := value(page, part)) is not None]
+
+    shared = PerPage(numbers)
 
     def now(page: Page) -> Samples:
-        for (container, namespace, pod, uuid, place), number in rows(page):
-            yield (container, uuid, namespace, pod, place, ZONE), number
+        for part, number in shared(page):
+            container, namespace, pod = part.names
+            yield (container, part.slice.device_uuid, namespace, pod, part.place, ZONE), number
 
     def before(page: Page) -> Samples:
-        for (container, namespace, pod, uuid, place), number in rows(page):
-            yield (container, uuid, pod, namespace, place, ZONE), number
+        for part, number in shared(page):
+            container, namespace, pod = part.names
+            yield (container, part.slice.device_uuid, pod, namespace, part.place, ZONE), number
 
-    found = (Family(names[0], "gauge", text, _SLICE_LABELS, now),)
-    return (*found, *(Family(name, "gauge", text, _OLD_SLICE_LABELS, before) for name in names[1:]))
-
-
-def _names(s: SliceSnapshot, owner: Owner) -> tuple[str, str, str, str]:
-    if owner.pod:
-        return owner.container, owner.namespace, owner.pod, s.device_uuid
-    return s.workload or "", s.tenant, s.allocation_id, s.device_uuid
+    return Family(names[0], "gauge", text, _SLICE_LABELS, now), Family(names[1], "gauge", text, _OLD_SLICE_LABELS, before)
 
 
-def _utilization(page: Page, s: SliceSnapshot) -> float | None:
+def _utilization(page: Page, part: _Part) -> float | None:
     """Per cent of the device's time since the page before, from the counter; absent where there is no page before."""
-    if page.before is None or s.busy_us_total is None:
+    old, busy = part.before, part.slice.busy_us_total
+    if page.before is None or old is None or old.busy_us_total is None or busy is None:
         return None
     span = page.snapshot.taken_us - page.before.taken_us
-    for old in page.before.slices:
-        if (old.allocation_id, old.device_uuid, old.origin) == (s.allocation_id, s.device_uuid, s.origin):
-            if old.busy_us_total is None or span <= 0:
-                return None
-            return min(100.0, max(0.0, 100.0 * (s.busy_us_total - old.busy_us_total) / span))
-    return None
+    return min(100.0, max(0.0, 100.0 * (busy - old.busy_us_total) / span)) if span > 0 else None
 
 
-def _since_kernel(page: Page, s: SliceSnapshot) -> float | None:
-    return None if s.last_activity_us is None else max(0, page.snapshot.taken_us - s.last_activity_us) // 1_000_000
+def _since_kernel(page: Page, part: _Part) -> float | None:
+    last = part.slice.last_activity_us
+    return None if last is None else max(0, page.snapshot.taken_us - last) // 1_000_000
 
 
 def _percent(ppm: int | None) -> float | None:
@@ -110,15 +116,17 @@ FAMILIES: tuple[Family, ...] = (
     *_slices(
         ("hami_vgpu_memory_used_bytes", "vGPU_device_memory_usage_in_bytes"),
         "Memory that the slice holds.",
-        lambda _, s: s.memory_used_bytes,
+        lambda _, part: part.slice.memory_used_bytes,
     ),
     *_slices(
-        ("hami_vgpu_memory_limit_bytes", "vGPU_device_memory_limit_in_bytes"), "Memory limit in force.", lambda _, s: s.memory_limit_bytes
+        ("hami_vgpu_memory_limit_bytes", "vGPU_device_memory_limit_in_bytes"),
+        "Memory limit in force.",
+        lambda _, part: part.slice.memory_limit_bytes,
     ),
     *_slices(
         ("hami_container_device_memory_bytes", "Device_memory_desc_of_container"),
         "Memory that the slice holds.",
-        lambda _, s: s.memory_used_bytes,
+        lambda _, part: part.slice.memory_used_bytes,
     ),
     *_slices(
         ("hami_container_device_utilization_ratio", "Device_utilization_desc_of_container"),
