@@ -68,11 +68,11 @@ def _per(value: int | None, unit: int) -> float | None:
     return None if value is None else value / unit
 
 
-def _ppm(name: str) -> Callable[[DeviceSnapshot], float | None]:
+def _activity(name: str) -> Callable[[DeviceSnapshot], float | None]:
     """A ratio that only cards with performance monitoring give."""
 
     def value(device: DeviceSnapshot) -> float | None:
-        return _per(getattr(device, name, None), 1_000_000)
+        return _per(getattr(getattr(device, "activity", None), name, None), 1_000_000)
 
     return value
 
@@ -92,7 +92,7 @@ FAMILIES: tuple[Family, ...] = (
     _device("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", _free),
     _device("DCGM_FI_DEV_FB_USED", "Framebuffer memory used (in MiB).", lambda d: _mib(d.memory_used_bytes)),
     _device("DCGM_FI_DEV_FB_RESERVED", "Framebuffer memory reserved (in MiB).", lambda d: _mib(d.memory_reserved_bytes)),
-    _device("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "Ratio of time the graphics engine is active.", _ppm("graphics_active_ppm")),
-    _device("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "Ratio of cycles the tensor (HMMA) pipe is active.", _ppm("tensor_active_ppm")),
-    _device("DCGM_FI_PROF_DRAM_ACTIVE", "Ratio of cycles the device memory interface moves data.", _ppm("dram_active_ppm")),
+    _device("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "Ratio of time the graphics engine is active.", _activity("graphics_ppm")),
+    _device("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "Ratio of cycles the tensor (HMMA) pipe is active.", _activity("tensor_ppm")),
+    _device("DCGM_FI_PROF_DRAM_ACTIVE", "Ratio of cycles the device memory interface moves data.", _activity("dram_ppm")),
 )

@@ -70,19 +70,26 @@ HAMI = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Activity:
+    """What performance monitoring tells of a device."""
+
+    graphics_ppm: int | None = 400_000
+    tensor_ppm: int | None = 250_000
+    dram_ppm: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MonitoredDevice(DeviceSnapshot):
     """A device with performance monitoring."""
 
-    graphics_active_ppm: int | None = None
-    tensor_active_ppm: int | None = None
-    dram_active_ppm: int | None = None
+    activity: Any = None
 
 
 def monitored(page: Page) -> Page:
     """The page with performance monitoring of its first device."""
     first, *rest = page.snapshot.devices
-    values = {field.name: getattr(first, field.name) for field in dataclasses.fields(first) if not field.name.endswith("_active_ppm")}
-    device = MonitoredDevice(**values, graphics_active_ppm=400_000, tensor_active_ppm=250_000, dram_active_ppm=100_000)
+    values = {field.name: getattr(first, field.name) for field in dataclasses.fields(first) if field.name != "activity"}
+    device = MonitoredDevice(**values, activity=Activity())
     return dataclasses.replace(page, snapshot=dataclasses.replace(page.snapshot, devices=(device, *rest)))
 
 
