@@ -5,7 +5,9 @@ import gc
 import gzip
 import json
 import socket
+import threading
 import time
+import tracemalloc
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -318,3 +320,46 @@ def test_connections_do_not_wait_for_acknowledgements(busy: Node) -> None:
     get(server.url)
     server.stop()
     assert seen and all(seen)
+
+
+def test_a_page_is_there_while_a_look_takes_its_time(busy: Node, served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards whose calls add up to many times a scrape's time-out delay no page: it is that of the look before."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slow(budget_s: float) -> None:
+        asked.set()
+        assert go_on.wait(30)
+
+    before = get(f"{served}/metrics")[1]
+    monkeypatch.setattr(busy.sampler, "poll", slow)
+    turn = threading.Thread(target=busy.tick)
+    turn.start()
+    assert asked.wait(30)
+    for path in ("/metrics", "/v1/snapshot", "/readyz", "/healthz"):
+        status, body, _ = get(served + path)
+        assert status == 200 and (path != "/metrics" or body == before)
+    assert turn.is_alive()
+    go_on.set()
+    turn.join()
+
+
+def test_memory_stays_flat_while_slices_come_and_go(busy: Node) -> None:
+    """A thousand pages, none of whose slices was on the one before."""
+    scrapes, page = Scrapes(), page_of(busy)
+    part = page.snapshot.slices[0]
+
+    def serve(number: int) -> None:
+        parts = tuple(dataclasses.replace(part, allocation_id=f"a-{number}-{place}") for place in range(20))
+        scrapes.answer(
+            dataclasses.replace(page, snapshot=dataclasses.replace(page.snapshot, slices=parts, taken_us=number)), PROMETHEUS, "gzip"
+        )
+
+    tracemalloc.start()
+    sizes = []
+    for number in range(1000):
+        serve(number)
+        if number in (99, 999):
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[1] < sizes[0] * 1.1 + 20_000, sizes
