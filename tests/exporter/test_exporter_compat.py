@@ -1,21 +1,17 @@
 """Pages under other exporters' names: what they hold, and that the queries of dashboards made for those answer in a real Prometheus."""
 
 import dataclasses
-import json
-import shutil
-import socket
-import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from exporter_fakes import CARD, GIB, OTHER, Node
 from exporter_holders import with_holders
+from exporter_prometheus import ask, needs_prometheus, running, until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -25,9 +21,6 @@ from poolmeter.exporter.compat import PAGES
 from poolmeter.exporter.render import Renderer
 from poolmeter.exporter.server import Face, Server, listen
 from poolmeter.model.snapshot import DeviceSnapshot
-
-WAIT_S = 30.0
-PROMETHEUS = shutil.which("prometheus")
 
 # What the panels and the variables of Grafana dashboard 12239 ask, as first published (by instance) and as it is now (by Hostname).
 BY_INSTANCE = '{instance=~"$instance", gpu=~"$gpu"}'
@@ -219,28 +212,7 @@ def test_utilisation_over_a_restart_of_a_counter_is_no_number(busy: Node) -> Non
     assert "hami_container_device_utilization_ratio" not in samples(page, "hami")
 
 
-# ---- a real Prometheus ---------------------------------------------------------------------------------------------------------------
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        try:
-            found = condition()
-        except OSError:
-            found = None
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.05)
-
-
-def ask(url: str, path: str, **parameters: str) -> Any:
-    with urllib.request.urlopen(f"{url}{path}?{urllib.parse.urlencode(parameters)}", timeout=10) as response:
-        return json.load(response)["data"]
-
-
-@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (Debian package prometheus)")
+@needs_prometheus
 def test_dashboards_made_for_the_others_answer(busy: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = monitored(page_of(busy))
     monkeypatch.setattr(busy.agent, "page", lambda: page)
@@ -251,15 +223,7 @@ def test_dashboards_made_for_the_others_answer(busy: Node, tmp_path: Path, monke
         {"job_name": name, "metrics_path": f"/metrics/{name}", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
         for name in ("dcgm", "hami")
     ]
-    (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": jobs}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    words = [str(PROMETHEUS), f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([*words, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log, cwd=tmp_path)
-    try:
+    with running(tmp_path, jobs) as url:
         until(lambda: ask(url, "/api/v1/query", query="count(up == 1) == 2")["result"], "both pages are scraped")
         until(lambda: ask(url, "/api/v1/query", query=HAMI[-1])["result"], "the page is stored")
         for metric, label in VARIABLES:
@@ -270,7 +234,4 @@ def test_dashboards_made_for_the_others_answer(busy: Node, tmp_path: Path, monke
             assert len(found) == 1 and float(found[0]["value"][1]) > 0, panel
         for name in HAMI:
             assert ask(url, "/api/v1/query", query=name)["result"], name
-    finally:
-        process.terminate()
-        process.wait(timeout=WAIT_S)
-        server.stop()
+    server.stop()

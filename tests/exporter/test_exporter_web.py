@@ -6,15 +6,18 @@ import os
 import shutil
 import socket
 import ssl
+import subprocess
 import urllib.parse
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 import pytest
 from exporter_certificates import Authority
 from exporter_fakes import Node
+from exporter_prometheus import ask, needs_prometheus, running, until
 
 from poolmeter.errors import BadInput
 from poolmeter.exporter.guard import _NOBODY, Guard, matches
@@ -22,7 +25,7 @@ from poolmeter.exporter.server import Face, Server, listen
 from poolmeter.exporter.tls import RotatingContext, make_context
 from poolmeter.exporter.webconfig import CIPHERS, WebConfig, load_web_config, parse_web_config
 
-HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode().replace("$2b$", "$2y$")
+HASH = "$2y$04$abcdefghijklmnopqrstuu2r9OfJnfCsdneAXAGHnS4UpFFP8WIrW"  # of "secret"
 TLS = "tls_server_config: {cert_file: server.pem, key_file: server.key"
 
 
@@ -366,3 +369,74 @@ def test_many_at_once_under_a_password(serve: Callable[..., Served]) -> None:
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda number: served.ask("/metrics", **basic("alice", "secret" if number % 2 else "no"))[0], range(32)))
     assert found == [401, 200] * 16
+
+
+# ---- beside Prometheus' own ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ("", True),
+        (TLS + "}", True),
+        (TLS + ", client_ca_file: authority.pem, client_auth_type: RequireAndVerifyClientCert}", True),
+        (TLS + ", min_version: TLS13, max_version: TLS13, curve_preferences: [CurveP256]}", True),
+        (TLS + ", cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384], prefer_server_cipher_suites: false}", True),
+        ("http_server_config: {http2: false, headers: {X-Frame-Options: deny}}", True),
+        (f"basic_auth_users: {{alice: '{HASH}'}}", True),
+        ("rate_limit: {interval: 250ms, burst: 2}", True),
+        (TLS + ", client_ca_file: authority.pem}", False),
+        (TLS + ", min_version: TLS9}", False),
+        (TLS + ", client_auth_type: Sometimes}", False),
+        (TLS + ", cipher_suites: [NONE]}", False),
+        ("tls_server_config: {cert_file: server.pem}", False),
+        ("tls_server_config: {cert_file: absent.pem, key_file: server.key}", False),
+        ("http_server_config: {headers: {Server: x}}", False),
+        ("nonsense: 1", False),
+        ("- a", False),
+    ],
+)
+def test_files_mean_the_same_to_prometheus(folder: Path, text: str, good: bool) -> None:
+    """What promtool takes is taken here, and what it refuses is refused."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    path = _written(folder / "web.yml", text)
+    checked = subprocess.run([promtool, "check", "web-config", str(path)], capture_output=True, text=True, check=False)
+    if "rate_limit" in text and checked.returncode != 0 and "not found in type" in checked.stderr:
+        pytest.skip("this promtool is older than rate_limit")
+    assert (checked.returncode == 0) is good, checked.stderr
+    try:
+        config = load_web_config(path)
+        if config.tls_server_config is not None:
+            make_context(config.tls_server_config)
+    except BadInput:
+        assert not good
+    else:
+        assert good
+
+
+@needs_prometheus
+def test_prometheus_scrapes_with_certificate_and_password(
+    serve: Callable[..., Served], folder: Path, authority: Authority, node: Node, tmp_path: Path
+) -> None:
+    tls = TLS + ", client_ca_file: authority.pem, client_auth_type: RequireAndVerifyClientCert, client_allowed_sans: [prometheus.example]}"
+    served = serve(parsed(f"{tls}\nbasic_auth_users: {{alice: '{HASH}'}}", folder))
+    job: dict[str, Any] = {
+        "scheme": "https",
+        "scrape_interval": "1s",
+        "static_configs": [{"targets": [urllib.parse.urlsplit(served.server.url).netloc]}],
+        "tls_config": {
+            "ca_file": str(authority.certificate),
+            "cert_file": str(authority.folder / "client.pem"),
+            "key_file": str(authority.folder / "client.key"),
+        },
+    }
+    signed_on = {"basic_auth": {"username": "alice", "password": "secret"}}
+    home = tmp_path / "prometheus"
+    home.mkdir()
+    with running(home, [{**job, **signed_on, "job_name": "good"}, {**job, "job_name": "nobody"}]) as url:
+        until(lambda: ask(url, "/api/v1/query", query='up{job="good"} == 1')["result"], "the page is scraped")
+        assert ask(url, "/api/v1/query", query='poolmeter_device_up{job="good"}')["result"]
+        found = until(lambda: ask(url, "/api/v1/query", query='up{job="nobody"}')["result"], "the other was refused")
+        assert found[0]["value"][1] == "0"
