@@ -18,6 +18,7 @@ from pathlib import Path
 
 from poolmeter.exporter.collectors.family import Page
 from poolmeter.exporter.compat import PAGES
+from poolmeter.exporter.otlp_points import request_of
 from poolmeter.exporter.render import Renderer, render_reference
 from poolmeter.exporter.scrape import Scrapes
 from poolmeter.exporter.server import Face, Server, listen
@@ -150,6 +151,8 @@ class Fake:
     def age_us(self) -> int:
         return 0
 
+    stalled_us = 1
+
 
 def cpu_ms(call: object, *arguments: object) -> float:
     """CPU time of a call in ms."""
@@ -188,6 +191,9 @@ def main() -> int:
     for name, families in PAGES.items():
         scrapes = Scrapes(families)
         figures[f"render_{name}_cpu_ms"] = statistics.median(cpu_ms(scrapes.answer, made, "", "") for made in pages)
+    figures["otlp_request_cpu_ms"] = statistics.median(
+        cpu_ms(lambda made: request_of(made).SerializeToString(), made) for made in pages[:7]
+    )
     agent = Fake()
     face = Face(agent, None)  # type: ignore[arg-type]
     server = Server(face.application(), listen("127.0.0.1", 0))

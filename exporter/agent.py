@@ -166,6 +166,11 @@ class Agent:
         """The newest snapshot with what `/metrics` adds to it; None before the first turn."""
         return self._page
 
+    @property
+    def stalled_us(self) -> int:
+        """How old a page may be before turns are taken to have stopped: well beyond what one slow turn takes."""
+        return max(15 * MICROSECONDS, 3 * self.settings.interval_ms * 1000)
+
     def age_us(self) -> int | None:
         """Time since the newest page was made, None without one."""
         return None if self._page is None else self._clock.monotonic_us() - self._page_at

@@ -1,5 +1,6 @@
 """`/metrics` as text: a reference by prometheus_client, and the page that is served, which is the same bytes faster."""
 
+import logging
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from poolmeter.exporter.collectors.family import Page, Rows
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+_LOG = logging.getLogger("poolmeter.exporter")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _CACHE_LIMIT = 200_000
@@ -59,13 +61,15 @@ class _Written:
 class Renderer:
     """The page, of which only what changed since the last one is written anew; what left the page is forgotten with it.
 
-    Both formats share every line but the heads. Not for several threads at once.
+    Both formats share every line but the heads. `failed` names families that raised, and why: the page goes without them. Not for several
+    threads at once.
     """
 
     def __init__(self, families: Sequence[Family] = FAMILIES) -> None:
         self._families = families
         self._labels: dict[tuple[int, tuple[str, ...]], str] = {}
         self._written = [_Written() for _ in families]
+        self.failed: dict[str, str] = {}
         self._shared: dict[tuple[tuple[str, ...], Any], str] = {}  # label text by names and values, for the length of one page
         self._heads = [f"# HELP {f.name} {_escape_help(f.help)}\n# TYPE {f.name} {f.kind}\n" for f in families]
         self._open_heads = [_open_head(family) for family in families]
@@ -95,10 +99,18 @@ class Renderer:
         keys: dict[tuple[Any, Any], list[Hashable]] = {}
         blocks = []
         for index, family in enumerate(self._families):
-            if family.rows is not None:
-                blocks.append(self._by_rows(index, family, family.rows, page, keys))
-            else:
-                blocks.append(self._by_samples(index, family, page, known))
+            try:
+                if family.rows is not None:
+                    blocks.append(self._by_rows(index, family, family.rows, page, keys))
+                else:
+                    blocks.append(self._by_samples(index, family, page, known))
+                self.failed.pop(family.name, None)
+            except Exception as error:  # a fault in one family must not take the others away
+                if family.name not in self.failed:
+                    _LOG.exception("metric family %s cannot be written; the page goes without it", family.name)
+                self.failed[family.name] = f"{type(error).__name__}: {error}"
+                self._written[index] = _Written()
+                blocks.append("")
         self._shared = {}
         if len(self._labels) > _CACHE_LIMIT:
             self._labels = {}

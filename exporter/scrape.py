@@ -12,7 +12,6 @@ from poolmeter.exporter.render import CONTENT_TYPE, OPENMETRICS_TYPE, Renderer
 from poolmeter.model.snapshot import SourceHealth
 
 _LEVEL = 1  # a page shrinks to a 25th; more effort takes three times as long for a tenth less
-STALLED_US = 15_000_000
 
 
 class Watched(Protocol):
@@ -24,14 +23,19 @@ class Watched(Protocol):
         """Time since the newest page was made, None without one."""
         ...
 
+    @property
+    def stalled_us(self) -> int:
+        """How old a page may be before the agent is taken for stuck."""
+        ...
 
-def newest(agent: Watched, stalled_us: int = STALLED_US) -> Page | None:
-    """The newest page; one that is older than `stalled_us` without its values, and with a source `agent` that says why.
+
+def newest(agent: Watched) -> Page | None:
+    """The newest page; one that is older than the agent's `stalled_us` without its values, and with a source `agent` that says why.
 
     An agent that no longer turns has no values of now, and old ones are worse than none.
     """
     page, age = agent.page(), agent.age_us()
-    if page is None or age is None or age <= stalled_us:
+    if page is None or age is None or age <= agent.stalled_us:
         return page
     last = page.snapshot.taken_us
     stalled = SourceHealth(
@@ -74,6 +78,11 @@ class Scrapes:
         self._blocks: list[str] = []
         self._made: dict[tuple[bool, bool], bytes] = {}
         self.renders = 0
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """Families that could not be written at the last render, and why."""
+        return self._renderer.failed
 
     def answer(self, page: Page, accept: str, accept_encoding: str) -> Answer:
         """The page as the two request headers ask for it."""

@@ -139,11 +139,14 @@ class Face:
             {"source": source.source, "reason": source.reason, "since": rfc3339(source.since_us) if source.since_us is not None else None}
             for source in failing
         ]
+        for name, reason in sorted(self._scrapes.failed.items()):
+            ok = False
+            failures.append({"source": "metrics", "reason": f"family {name} cannot be written: {reason}", "since": None})
         body = {
             "schema": "poolmeter.ready/1",
             "ok": ok,
             "released": self._agent.released_us() is not None,
-            "failing": [source.source for source in failing],
+            "failing": list(dict.fromkeys(str(item["source"]) for item in failures)),
             "failures": failures,
             "sources": [to_plain(source) for source in sources],
         }

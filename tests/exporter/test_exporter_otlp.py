@@ -19,7 +19,6 @@ from poolmeter.errors import BadInput
 from poolmeter.exporter.collectors.family import Page
 from poolmeter.exporter.otlp import Pusher, endpoint_of, headers_of
 from poolmeter.exporter.otlp_points import request_of
-from poolmeter.exporter.scrape import STALLED_US
 from poolmeter.model.allocation import Labels
 
 
@@ -270,7 +269,7 @@ def test_a_receiver_that_hangs_holds_up_neither_turns_nor_the_end(busy: Node, re
 
 
 def test_values_of_an_exporter_that_no_longer_looks_are_not_pushed(busy: Node, receiver: Receiver, push: Callable[..., Pusher]) -> None:
-    busy.clock.advance(STALLED_US + SECOND)
+    busy.clock.advance(busy.agent.stalled_us + SECOND)
     pusher = push(receiver.url)
     until(lambda: pusher.ok >= 1, "a push")
     assert all(not metrics_of(request) for request in receiver.requests)

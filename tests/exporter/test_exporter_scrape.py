@@ -26,8 +26,9 @@ from starlette.responses import Response
 from poolmeter.exporter.collectors import FAMILIES
 from poolmeter.exporter.collectors.family import Family, Page, Rows, by_rows, scaled
 from poolmeter.exporter.render import CONTENT_TYPE, OPENMETRICS_TYPE, Renderer, render_reference
-from poolmeter.exporter.scrape import STALLED_US, Scrapes, newest, wants_gzip, wants_openmetrics
+from poolmeter.exporter.scrape import Scrapes, newest, wants_gzip, wants_openmetrics
 from poolmeter.exporter.server import Face, Server, listen
+from poolmeter.model.snapshot import DeviceSnapshot
 from poolmeter.period import rfc3339
 
 PROMETHEUS = (
@@ -200,7 +201,7 @@ def test_an_exporter_that_no_longer_looks_serves_no_values(busy: Node, served: s
     """Turns that all fail, or a loop that hangs: the page says so and is empty of values, and health is not OK."""
     assert get(f"{served}/healthz")[0] == 200
     last = page_of(busy).snapshot.taken_us
-    busy.clock.advance(STALLED_US + SECOND)
+    busy.clock.advance(busy.agent.stalled_us + SECOND)
     status, body, _ = get(f"{served}/metrics")
     assert status == 200 and b'poolmeter_collect_success{source="agent"} 0.0' in body
     assert b"poolmeter_device" not in body and b"poolmeter_slice" not in body and b"poolmeter_pool" not in body
@@ -225,6 +226,8 @@ def test_health_before_the_first_look(tmp_path: Path) -> None:
 
         def released_us(self) -> None:
             return None
+
+        stalled_us = 0
 
     assert newest(Nothing()) is None
     server = Server(Face(Nothing(), None).application(), listen("127.0.0.1", 0))  # type: ignore[arg-type]
@@ -363,3 +366,40 @@ def test_memory_stays_flat_while_slices_come_and_go(busy: Node) -> None:
             sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
     assert sizes[1] < sizes[0] * 1.1 + 20_000, sizes
+
+
+def test_an_interval_of_a_minute_is_no_standstill(busy: Node) -> None:
+    busy.agent.settings = dataclasses.replace(busy.agent.settings, interval_ms=60_000)
+    busy.clock.advance(100 * SECOND)
+    page = newest(busy.agent)
+    assert page is page_of(busy)
+    busy.clock.advance(100 * SECOND)
+    page = newest(busy.agent)
+    assert page is not None and not page.snapshot.devices
+
+
+def test_a_fault_in_one_family_leaves_the_others(busy: Node, caplog: pytest.LogCaptureFixture) -> None:
+    broken = [True]
+
+    def value(device: DeviceSnapshot) -> int:
+        if broken[0]:
+            raise ZeroDivisionError("by design")
+        return 7
+
+    rows = Rows(lambda page: page.snapshot.devices, lambda device: (device.uuid,), value, scaled(float))
+    families = (FAMILIES[0], by_rows("poolmeter_broken", "gauge", "Broken.", ("uuid",), rows), *FAMILIES[1:])
+    whole, renderer = Renderer().render(page_of(busy)), Renderer(families)
+    for _ in range(3):
+        assert renderer.render(page_of(busy)) == whole
+    assert list(renderer.failed) == ["poolmeter_broken"] and len(caplog.records) == 1
+    face = Face(busy.agent, None)
+    face._scrapes = Scrapes(families)
+    server = Server(face.application(), listen("127.0.0.1", 0))
+    server.start()
+    assert get(f"{server.url}/metrics")[1] == whole
+    status, body, _ = get(f"{server.url}/readyz")
+    assert status == 503 and "family poolmeter_broken cannot be written: ZeroDivisionError" in json.loads(body)["failures"][0]["reason"]
+    broken[0] = False
+    busy.tick()
+    assert b"poolmeter_broken" in get(f"{server.url}/metrics")[1] and get(f"{server.url}/readyz")[0] == 200
+    server.stop()
