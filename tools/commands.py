@@ -20,6 +20,7 @@ EXAMPLES = {
     "config show": "poolmeter config show --config ./config.toml",
     "top": "poolmeter top --collector http://127.0.0.1:9878",
     "exporter": "poolmeter exporter --once",
+    "exporter release": "poolmeter exporter release --for 300",
     "collector": "poolmeter collector --nodes http://gpu-01:9877,http://gpu-02:9877",
     "enforcer": "poolmeter enforcer --collector http://127.0.0.1:9878",
     "dashboard": "poolmeter dashboard --port 8502",

@@ -46,7 +46,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("config show", "poolmeter.commands:ConfigShow", "show the configuration in force"),
     Entry("top", "poolmeter.exporter.top.commands:Top", "a live view of cards, slices, tenants and processes"),
     Entry("exporter", "poolmeter.exporter.commands:Exporter", "the node daemon that reads cards and meters"),
-    Entry("exporter release", None, "let go of the cards, so that they can be reset"),
+    Entry("exporter release", "poolmeter.exporter.commands:ExporterRelease", "let go of the cards, so that they can be reset"),
     Entry("collector", "poolmeter.serve:Served", "the daemon that pulls exporters and keeps usage"),
     Entry("enforcer", "poolmeter.enforcer.commands:Enforcer", "the node daemon that grants and changes limits"),
     Entry("dashboard", "poolmeter.dashboards.commands:Dashboard", "the Streamlit dashboard"),
