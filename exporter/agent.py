@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from poolmeter import __version__
 from poolmeter.clock import Clock
 from poolmeter.exporter.allocations import AllocationReading, delete_retired, read_allocations, reclaim_dead
-from poolmeter.exporter.attribution import OwnAllocations
-from poolmeter.exporter.collectors.family import Page
+from poolmeter.exporter.attribution import Allocations, OwnAllocations, ProcessKey, Who
+from poolmeter.exporter.collectors.family import Outputs, Page
 from poolmeter.exporter.hardware import HardwareTotals, stale
 from poolmeter.exporter.integrate import Integrator, Observation, Outcome
 from poolmeter.exporter.journal import read_journal
@@ -25,8 +25,9 @@ from poolmeter.model.plain import canonical_json
 from poolmeter.model.snapshot import Snapshot, SourceHealth
 from poolmeter.model.units import DAY_US, MICROSECONDS, MINUTE_US
 from poolmeter.model.usage import EventRecord, UsageRecord
+from poolmeter.period import rfc3339
 from poolmeter.places import NodeData, NodeRun
-from poolmeter.vendors.reading import VendorReading
+from poolmeter.vendors.reading import DeviceReading, VendorReading
 
 _LOG = logging.getLogger("poolmeter.exporter")
 BRIDGE_US = DAY_US  # minutes missed are made up for this far back
@@ -63,16 +64,21 @@ class Agent:
         clock: Clock,
         boot: Callable[[], str] = boot_id,
         attribution: OwnAllocations | None = None,
+        who: Who | None = None,
     ) -> None:
         self.settings = settings
         self.spool = spool
         self._run, self._data, self._sampler, self._clock = run, data, sampler, clock
         self._boot = boot()
         self._attribution = attribution or OwnAllocations()
+        self._who = who or Who([Allocations(self._attribution)])
         self._reading: VendorReading | None = None
         self._reading_at = 0  # monotonic
         self._health: dict[str, SourceHealth] = {}
         self._page: Page | None = None
+        self._page_at = 0  # monotonic
+        self.outputs: Callable[[], Outputs] = Outputs
+        self._released_until: int | None = None  # monotonic
         self._ready = threading.Event()
         self._checkpoint_at = self._expire_at = clock.monotonic_us()
         self._queue: list[UsageRecord] = []  # closed, not yet committed
@@ -80,7 +86,7 @@ class Agent:
         self._undeletable: set[str] = set()
         saved = spool.load_state()
         self.ledger = ledger_from(saved) if saved else Ledger(clock.wall_us(), clock.monotonic_us(), self._boot)
-        self._integrator = Integrator(self.ledger, self._attribution, self._live_us, fresh=saved is None)
+        self._integrator = Integrator(self.ledger, self._attribution, self._who, self._live_us, fresh=saved is None)
         self._totals = HardwareTotals(self.ledger.hardware, spool.epoch)
         self._look_back(saved is None)
 
@@ -123,6 +129,7 @@ class Agent:
         devices = None
         if self._reading is not None and self._health["nvml"].ok:
             devices = {device.uuid: device for device in self._reading.devices}
+        self._ask_who(devices, allocations)
         origin, unidentified = (self._reading.origin, self._reading.unidentified) if self._reading else ("", 0)
         seen = Observation(devices, origin, allocations, unidentified)
         outcome = self._integrator.advance(seen, moment.watched_us)
@@ -147,7 +154,7 @@ class Agent:
         saved = self.spool.load_state()
         if saved is not None:
             self.ledger = ledger_from(saved)
-            self._integrator = Integrator(self.ledger, self._attribution, self._live_us, fresh=False)
+            self._integrator = Integrator(self.ledger, self._attribution, self._who, self._live_us, fresh=False)
             self._totals = HardwareTotals(self.ledger.hardware, self.spool.epoch)
             self._queue = []
 
@@ -165,6 +172,35 @@ class Agent:
         """The newest snapshot with what `/metrics` adds to it; None before the first turn."""
         return self._page
 
+    @property
+    def stalled_us(self) -> int:
+        """How old a page may be before turns are taken to have stopped: well beyond what one slow turn takes."""
+        return max(15 * MICROSECONDS, 3 * self.settings.interval_ms * 1000)
+
+    def age_us(self) -> int | None:
+        """Time since the newest page was made, None without one."""
+        return None if self._page is None else self._clock.monotonic_us() - self._page_at
+
+    def release(self, for_us: int) -> str | None:
+        """Let go of the cards: the child that holds them ends, and is not started again for so long or until `resume`.
+
+        Returns what still holds them: a child that is stuck in the kernel, which cannot be killed yet; None when nothing does.
+        """
+        self._released_until = self._clock.monotonic_us() + for_us
+        self._reading = None
+        self._sampler.close()
+        return self._sampler.trouble if self._sampler.stuck else None
+
+    def resume(self) -> None:
+        """Take the cards back at the next turn."""
+        self._released_until = None
+
+    def released_us(self) -> int | None:
+        """For how long the cards stay released, None when they are not."""
+        until = self._released_until
+        left = None if until is None else until - self._clock.monotonic_us()
+        return left if left is not None and left > 0 else None
+
     def wait_first(self, timeout_s: float) -> bool:
         """Whether the first turn is done within the time."""
         return self._ready.wait(timeout_s)
@@ -175,18 +211,28 @@ class Agent:
         duration = (time.monotonic_ns() - began_ns) // 1000
         known = self._health.get(source)
         at = self._clock.wall_us() if reason is None else (known.at_us if known else None)
-        self._health[source] = SourceHealth(source=source, ok=reason is None, at_us=at, duration_us=duration, reason=reason)
+        self._set_health(source, at, duration, reason)
+
+    def _set_health(self, source: str, at_us: int | None, duration_us: int | None, reason: str | None) -> None:
+        known, ok = self._health.get(source), reason is None
+        since = known.since_us if known is not None and known.ok == ok else self._clock.wall_us()
+        self._health[source] = SourceHealth(source=source, ok=ok, at_us=at_us, duration_us=duration_us, reason=reason, since_us=since)
 
     def _sample(self, budget_s: float) -> None:
+        left = self.released_us()
+        if left is not None:
+            known = self._health.get("nvml")
+            until = rfc3339((self._clock.wall_us() + left) // MICROSECONDS * MICROSECONDS)
+            self._set_health("nvml", known.at_us if known else None, None, f"the cards are released, until {until} or a resume")
+            return
+        self._released_until = None
         reading = self._sampler.poll(budget_s)
         now = self._clock.monotonic_us()
         known = self._health.get("nvml")
         if reading is not None and reading.error is None:
             self._reading, self._reading_at = self._totals.carry(reading), now
             reason = f"{reading.unidentified} devices do not say who they are" if reading.unidentified and not reading.devices else None
-            self._health["nvml"] = SourceHealth(
-                source="nvml", ok=reason is None, at_us=reading.at_us, duration_us=reading.duration_us, reason=reason
-            )
+            self._set_health("nvml", reading.at_us, reading.duration_us, reason)
             return
         trouble = reading.error if reading is not None else self._sampler.trouble
         if trouble is None and self._reading is not None and now - self._reading_at <= self.settings.stale_us:
@@ -196,9 +242,7 @@ class Agent:
             trouble = (
                 "NVML has not answered yet" if self._reading is None else f"NVML has not answered for {(now - self._reading_at) // 1000} ms"
             )
-        self._health["nvml"] = SourceHealth(
-            source="nvml", ok=False, at_us=known.at_us if known else None, duration_us=known.duration_us if known else None, reason=trouble
-        )
+        self._set_health("nvml", known.at_us if known else None, known.duration_us if known else None, trouble)
 
     def _allocations(self, now_us: int) -> dict[str, AllocationReading]:
         began = time.monotonic_ns()
@@ -211,6 +255,19 @@ class Agent:
         self._note("hook", began, faults[0] if faults else None)
         self._seen = readings
         return readings
+
+    def _ask_who(self, devices: dict[str, DeviceReading] | None, allocations: dict[str, AllocationReading]) -> None:
+        hooked: list[ProcessKey] = []
+        for reading in allocations.values():
+            for slot in reading.meter.slots if reading.meter else ():
+                host = self._attribution.host_of(reading.id, slot) if slot.locked is not False else None
+                if host is not None:
+                    hooked.append(host)
+        self._who.refresh(devices, hooked, self._clock.monotonic_us())
+        sources = {health.source: health for health in self._who.health()}
+        for name in (self._who.names | {"attribution"}) - sources.keys() - {"allocations"}:
+            self._health.pop(name, None)
+        self._health.update(sources)
 
     def _events(self) -> list[JournalEvent]:
         began = time.monotonic_ns()
@@ -341,6 +398,7 @@ class Agent:
             self.ledger,
             seen,
             self._attribution,
+            self._who,
             self._integrator.unhooked,
             self._health.values(),
             node=self.settings.node,
@@ -351,6 +409,8 @@ class Agent:
         )
         if self._reading is not None and self._health["nvml"].ok:
             snapshot = replace(snapshot, functions=self._reading.functions)
-        self._page = Page(snapshot, self.spool.held(), __version__)
+        before = self._page.snapshot if self._page is not None else None
+        self._page = Page(snapshot, self.spool.held(), __version__, before, self.outputs())
+        self._page_at = self._clock.monotonic_us()
         self._ready.set()
         return snapshot

@@ -6,13 +6,16 @@ import fcntl
 import json
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from poolmeter.clock import ManualClock
 from poolmeter.exporter.agent import Agent, Settings
+from poolmeter.exporter.attribution import Who
 from poolmeter.exporter.spool import Spool
 from poolmeter.model.allocation import Allocation, AllocationState, Labels, Mode, SlicePromise
 from poolmeter.model.decision import JournalEvent
+from poolmeter.model.hardware import Activity, Hardware, MigInstance, Vgpu, XidCount
 from poolmeter.model.plain import canonical_json
 from poolmeter.model.units import GIB
 from poolmeter.model.usage import DeviceRecord, UsageRecord
@@ -40,6 +43,8 @@ class FakeSampler:
         self.devices = {uuid: device(uuid, index) for index, uuid in enumerate(uuids)}
         self.trouble: str | None = None
         self.answers = True
+        self.stuck = False
+        self.closed = 0
         self.polls = 0
 
     def change(self, uuid: str, **values: object) -> None:
@@ -55,7 +60,7 @@ class FakeSampler:
         )
 
     def close(self) -> None:
-        pass
+        self.closed += 1
 
 
 def device(uuid: str, index: int = 0, **values: object) -> DeviceReading:
@@ -168,7 +173,8 @@ class Meter:
 class Node:
     """A node's folders, clock, fake sampler and enforcer, and an agent that can be killed and started again."""
 
-    def __init__(self, root: Path, *uuids: str, consumers: tuple[str, ...] = ("collector",)) -> None:
+    def __init__(self, root: Path, *uuids: str, consumers: tuple[str, ...] = ("collector",), who: Callable[[], Who] | None = None) -> None:
+        self.who = who
         self.run, self.data = NodeRun(root / "run"), NodeData(root / "data")
         for folder in (self.run.allocations, self.run.retired, self.data.root):
             folder.mkdir(parents=True)
@@ -184,7 +190,14 @@ class Node:
         """Start an exporter; its first turn is done."""
         self.spool = Spool(self.data.spool, "node-a", self.consumers)
         self.agent = Agent(
-            Settings(node="node-a", pool="lab"), self.run, self.data, self.spool, self.sampler, self.clock, boot=lambda: "boot-1"
+            Settings(node="node-a", pool="lab"),
+            self.run,
+            self.data,
+            self.spool,
+            self.sampler,
+            self.clock,
+            boot=lambda: "boot-1",
+            who=self.who() if self.who else None,
         )
         self.agent.turn(0)
         return self.agent
@@ -284,3 +297,39 @@ def of(records: tuple[UsageRecord, ...], kind: type) -> list:
 def identity(record: DeviceRecord) -> int:
     """The parts of a device record, added up."""
     return record.allocated_us + record.reserved_unused_us + record.unallocated_us + record.suspended_us + record.down_us
+
+
+def everything() -> Hardware:
+    """A card that tells all there is to tell."""
+    activity = Activity(window_us=1, graphics_ppm=1, sm_active_ppm=2, sm_occupancy_ppm=3, tensor_ppm=4, dram_ppm=5)
+    instance = MigInstance(
+        uuid="MIG-1",
+        gpu_instance_id=1,
+        compute_instance_id=0,
+        memory_total_bytes=9,
+        memory_used_bytes=5,
+        processes=1,
+        activity=activity,
+        busy_us_total=7,
+    )
+    vgpu = Vgpu(uuid="v-1", framebuffer_total_bytes=8, framebuffer_used_bytes=4, licensed=True, utilization_ppm=250_000, busy_us_total=3)
+    return Hardware(
+        at_us=1,
+        compute_mode="default",
+        licensed=True,
+        power_limit_mw=700_000,
+        throttle_us_total={"sw_power_cap": 1},
+        ecc_errors_total={"corrected": 3},
+        remapped_rows_total={"correctable": 1},
+        row_remap_pending=False,
+        row_remap_failed=False,
+        xids=(XidCount(xid=79, count=1, last_us=5),),
+        pcie_tx_bytes_total=1,
+        pcie_rx_bytes_total=2,
+        nvlink_tx_bytes_total=3,
+        nvlink_rx_bytes_total=4,
+        activity=activity,
+        instances=(instance,),
+        vgpus=(vgpu,),
+        mps_server_pid=7,
+    )

@@ -88,7 +88,10 @@ def test_what_a_card_does_not_tell_is_absent_and_never_0(node: Node) -> None:
     assert told == {
         *(f"poolmeter_device_{name}" for name in ("info", "up", "memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes")),
         *(f"poolmeter_device_{name}" for name in ("utilization_ratio", "busy_seconds_total", "energy_joules_total", "allocated_ratio")),
-        *(f"poolmeter_device_{name}" for name in ("power_watts", "temperature_celsius", "clock_hertz")),
+        *(
+            f"poolmeter_device_{name}"
+            for name in ("power_watts", "temperature_celsius", "clock_hertz", "processes", "memory_allocated_bytes")
+        ),
     }
 
 

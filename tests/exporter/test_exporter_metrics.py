@@ -7,15 +7,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from exporter_fakes import CARD, GIB, OTHER, SECOND, Node, process
+from exporter_fakes import CARD, GIB, OTHER, SECOND, Node, everything, process
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from poolmeter.exporter.collectors import FAMILIES
-from poolmeter.exporter.collectors.family import Family, Page
+from poolmeter.exporter.collectors.family import Family, Outputs, Page
 from poolmeter.exporter.render import ReferenceCollector, Renderer, render_reference
 from poolmeter.model.allocation import Labels
+from poolmeter.model.hardware import BusFunction
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
@@ -92,7 +93,7 @@ def test_values(busy: Node) -> None:
     lost = {name for name, labels in found if dict(labels).get("uuid") == OTHER and name.startswith("poolmeter_device_")}
     assert not lost & {"poolmeter_device_power_watts", "poolmeter_device_memory_used_bytes", "poolmeter_device_temperature_celsius"}
     assert ("poolmeter_slice_compute_limit_ratio", part) not in found  # no limit is not a limit of 0
-    assert not any("tenant" in dict(labels) for name, labels in found if name != "poolmeter_slice_info")
+    assert not any("tenant" in dict(labels) for name, labels in found if name not in ("poolmeter_slice_info", "poolmeter_holder_info"))
     assert all(0 <= value <= 1 for (name, _), value in found.items() if name.endswith("_ratio") and "allocated" not in name)
     assert all(value < 2**60 for value in found.values())
     busy.close()
@@ -134,8 +135,18 @@ def test_names(busy: Node) -> None:
 
 
 def test_promtool(busy: Node) -> None:
+    """Every family there is, on one page."""
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
-    checked = subprocess.run(["promtool", "check", "metrics"], input=Renderer().render(page_of(busy)), capture_output=True, check=False)
+    page = page_of(busy)
+    outputs = Outputs(sampler_restarts=1, released=False, reload_ok=True, pushes_ok=3, pushes_failed=1)
+    limited = tuple(dataclasses.replace(part, compute_limit_ppm=500_000) for part in page.snapshot.slices)
+    full = tuple(dataclasses.replace(card, hardware=everything()) for card in page.snapshot.devices)
+    function = BusFunction(pci_bus_id="0000:28:00.0", state="passed_through")
+    snapshot = dataclasses.replace(page.snapshot, slices=limited, devices=full, functions=(function,))
+    body = Renderer().render(dataclasses.replace(page, outputs=outputs, snapshot=snapshot))
+    shown = set(re.findall(r"^# TYPE (\w+) ", body.decode(), re.MULTILINE))
+    assert shown == {family.name for family in FAMILIES}
+    checked = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stdout.decode() + checked.stderr.decode()
     busy.close()
