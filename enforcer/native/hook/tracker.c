@@ -109,6 +109,8 @@ static void publish(struct pm_tracker *tracker) {
 uint64_t pm_tracker_waits(struct pm_tracker *tracker) {
     uint64_t now = pm_now_ns();
     pm_board_busy(tracker->board, tracker->seat, now + 1000000000u);
+    pm_add(&tracker->waiters, 1);
+    pm_poke(&tracker->waiting_for_ns, pm_peek(&tracker->counters->pending_ns));
     return now;
 }
 
@@ -118,6 +120,10 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
     pm_board_busy(tracker->board, tracker->seat, now + (pending < 20000000u ? pending : 20000000u));
     pm_poke(&tracker->quiet, 1);
     pthread_mutex_lock(&tracker->lock);
+    if (pm_peek(&tracker->waiters))
+        __atomic_fetch_sub(&tracker->waiters, 1, __ATOMIC_RELAXED);
+    if (usable(tracker)) /* first what was launched before, which says nothing of the last */
+        poll_locked(tracker);
     for (uint32_t i = 0; i < PM_LANES && (lane_key || tracker->lane_count == 1); i++) {
         struct pm_lane *lane = &tracker->lanes[i];
         if (!lane->key || (lane_key && lane->key != lane_key) || lane->open == PM_NO_MARK)
@@ -125,13 +131,15 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
         uint64_t work = pm_peek(&lane->open_work), estimate = pm_work_ns(work);
         uint32_t launches = pm_work_launches(work);
         struct pm_estimate *entry = pm_peek(&lane->last);
-        if (launches > lane->waited_launches && waited > 2 * (estimate - lane->waited_estimate_ns) + PM_WAIT_NS) {
+        uint64_t expected = estimate - lane->waited_estimate_ns, queued = pm_peek(&tracker->waiting_for_ns);
+        expected = expected < queued ? queued : expected;
+        if (launches > lane->waited_launches && waited > 2 * expected + PM_WAIT_NS) {
             /* They took longer than thought, or the waiter was woken late: the next sample tells, and sets the charge
              * right. */
             if (entry)
                 pm_add(&entry->suspects, launches - lane->waited_launches);
             pm_samples_time_anew(tracker);
-            uint64_t beyond = waited - (estimate - lane->waited_estimate_ns);
+            uint64_t beyond = waited - expected;
             if (beyond > LATE_NS && pm_board_neighbours(tracker->board, tracker->seat, since_ns) == 0) {
                 tracker->suspect = entry;
                 tracker->suspect_ns += beyond;
@@ -140,8 +148,6 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
         lane->waited_launches = launches;
         lane->waited_estimate_ns = estimate;
     }
-    if (usable(tracker))
-        poll_locked(tracker);
     pthread_mutex_unlock(&tracker->lock);
 }
 
@@ -275,9 +281,8 @@ bool pm_tracker_look_in(struct pm_tracker *tracker, void *context) {
     for (uint32_t i = 0; i < PM_LANES; i++) {
         struct pm_lane *lane = &tracker->lanes[i];
         uint32_t launches = lane->key && lane->open != PM_NO_MARK ? pm_work_launches(pm_peek(&lane->open_work)) : 0;
-        if (launches &&
-            launches ==
-                lane->seen_launches) { /* nobody came to end the segment, and no stream may be touched from here */
+        /* Nobody came to end the segment, and no stream may be touched from here; whoever waits will see to it. */
+        if (launches && launches == lane->seen_launches && pm_peek(&tracker->waiters) == 0) {
             pm_lane_abandon(tracker, lane);
             launches = 0;
         }

@@ -119,6 +119,8 @@ struct pm_tracker {
     uint64_t credit_ns;          /* charged too much earlier; taken from the next charges */
     struct pm_estimate *suspect; /* what the program last waited for much longer than was charged, and that time */
     uint64_t suspect_ns;
+    uint32_t waiters;              /* threads of the program that wait now */
+    uint64_t waiting_for_ns;       /* estimates that were pending when the last of them began to */
     uint32_t quiet;                /* the program has waited for its work, and nothing was launched since */
     uint32_t round;                /* of timing everything anew */
     uint64_t round_at_ns;          /* when it began */
