@@ -164,6 +164,12 @@ def test_functions_of_the_bus_are_shown_without_use(node: Node) -> None:
     node.tick()
     shown = of(page(node), "bus_function_info")
     assert list(shown.values()) == ["1.0"] and 'state="passed_through"' in next(iter(shown))
+    # All cards passed through: the vendor's library finds no driver, and what is on the bus is known all the same.
+    error = "NVML does not answer: Driver Not Loaded"
+    node.sampler.poll = lambda budget_s: replace(with_bus(budget_s), devices=(), error=error)  # type: ignore[method-assign, type-var]
+    node.tick(turns=9)
+    assert list(of(page(node), "bus_function_info").values()) == ["1.0"] and of(page(node), "device_up") == {f'uuid="{CARD}"': "0.0"}
+    node.sampler.poll = with_bus  # type: ignore[method-assign]
     node.sampler.answers = False
     node.tick(turns=9)
     assert of(page(node), "bus_function_info") == {}

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from poolmeter.model.hardware import XidCount
-from poolmeter.vendors.nvml import LostDevice, Nvml, text
+from poolmeter.vendors.nvml import LostDevice, Nvml, ReplacedDriver, text
 
 _AT_MOST = 256  # events taken at one reading
 
@@ -36,7 +36,9 @@ class Xids:
                 self._nvml.call("nvmlDeviceRegisterEvents", handle, nvml.nvmlEventTypeXidCriticalError, self._set)
                 self._seen.setdefault(uuid, {})
             self._registered[uuid] = address
-        except (nvml.NVMLError, LostDevice):
+        except nvml.NVMLError:
+            self._registered[uuid] = address  # not for this card, and not to be asked again while its handle stands
+        except (LostDevice, ReplacedDriver):
             return
 
     def drain(self) -> None:
@@ -45,7 +47,7 @@ class Xids:
         for _ in range(_AT_MOST if self._set is not None else 0):
             try:
                 event = self._nvml.call("nvmlEventSetWait_v2", self._set, 0)
-            except (nvml.NVMLError, LostDevice):
+            except (nvml.NVMLError, LostDevice, ReplacedDriver):
                 return  # the time is up, which is the usual end
             if not int(event.eventType) & nvml.nvmlEventTypeXidCriticalError:
                 continue
