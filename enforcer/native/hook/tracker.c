@@ -44,7 +44,7 @@ static void poll_locked(struct pm_tracker *tracker) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < tracker->segment_count; i++) {
         struct pm_segment *segment = &tracker->segments[i];
-        uint64_t bit = 1ull << segment->lane;
+        uint64_t bit = segment->lane < PM_LANES ? 1ull << segment->lane : 0;
         int passed = waiting & bit ? 0 : pm_mark_passed(tracker, segment->end);
         if (passed == 0) {
             if (!(waiting & bit))
@@ -154,8 +154,13 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
 static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
     struct pm_tracker *tracker = launch->tracker;
     pthread_mutex_lock(&tracker->lock);
-    if (!launch->lane)
+    tracker->unmarked = false;
+    if (!launch->lane || pm_peek(&launch->lane->key) != lane_key)
         launch->lane = pm_lane_make(tracker, lane_key);
+    if (!launch->lane && usable(tracker)) {
+        poll_locked(tracker);
+        launch->lane = pm_lane_make(tracker, lane_key);
+    }
     struct pm_lane *lane = launch->lane;
     if (lane)
         lane->stream = launch->stream;
@@ -177,10 +182,11 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
             ready = pm_lane_measure_mark(tracker, lane, launch->stream);
         launch->timed = launch->timed && ready;
     } else {
-        launch->timed = false;
+        launch->timed = !lane && usable(tracker) && pm_lane_none_begin(tracker, launch);
         if (tracker->broken)
             pm_lanes_charge_estimates(tracker);
     }
+    launch->unmarked = tracker->unmarked;
     pthread_mutex_unlock(&tracker->lock);
 }
 
@@ -195,6 +201,8 @@ PM_HOT void pm_launch_begin(struct pm_launch *launch, struct pm_tracker *tracker
     launch->tracker = tracker;
     launch->entry = entry;
     launch->stream = stream;
+    launch->mark = PM_NO_MARK;
+    launch->unmarked = false;
     launch->estimate_ns = entry && pm_peek(&entry->ns) ? pm_peek(&entry->ns) : PM_UNKNOWN_NS;
     launch->lane = pm_lane_find(tracker, lane_key);
     launch->timed = entry && pm_estimate_due(entry, pm_peek(&tracker->round));
@@ -213,7 +221,10 @@ static void slow_end(struct pm_launch *launch) {
             lane->fresh = launch->fresh;
             lane->launched_ns = now;
         }
+        tracker->unmarked = false;
         bool marked = pm_lane_mark(tracker, lane, launch->stream);
+        if (tracker->unmarked)
+            pm_marks_fault(tracker);
         /* Behind a launch the queue is full, also of a program that waits for each. */
         if (marked && launch->timed && tracker->mark_costs < 64 && tracker->segment_count < PM_SEGMENTS / 2 &&
             (tracker->mark_costs == 0 || lane->full_marks++ % 4 == 0) && pm_mark_passed(tracker, lane->open) == 0)
@@ -231,11 +242,40 @@ static void active_now(struct pm_tracker *tracker) {
     pm_poke(&tracker->counters->last_activity_ns, pm_realtime_coarse_ns());
 }
 
+/* True: it is measured between marks of its own. */
+static bool ends_without_lane(struct pm_launch *launch, bool launched) {
+    struct pm_tracker *tracker = launch->tracker;
+    pthread_mutex_lock(&tracker->lock);
+    tracker->unmarked = false;
+    bool measured = launched && usable(tracker) && pm_lane_none_end(tracker, launch);
+    launch->unmarked = tracker->unmarked;
+    if (measured) {
+        pm_add(&tracker->counters->pending_ns, launch->estimate_ns);
+        pm_limiter_launched(tracker->limiter, 0, launch->estimate_ns);
+        pm_limiter_ended(tracker->limiter, launch->estimate_ns);
+        poll_locked(tracker);
+        publish(tracker);
+    } else {
+        pm_mark_drop(tracker, launch->mark);
+    }
+    pthread_mutex_unlock(&tracker->lock);
+    return measured;
+}
+
 PM_HOT void pm_launch_end(struct pm_launch *launch, bool launched) {
-    if (!launched)
-        return;
     struct pm_tracker *tracker = launch->tracker;
     struct pm_lane *lane = launch->lane;
+    if (launch->mark != PM_NO_MARK && ends_without_lane(launch, launched)) {
+        active_now(tracker);
+        return;
+    }
+    if (!launched)
+        return;
+    if (__builtin_expect(launch->unmarked, 0)) {
+        pthread_mutex_lock(&tracker->lock);
+        pm_marks_fault(tracker);
+        pthread_mutex_unlock(&tracker->lock);
+    }
     if (!lane || pm_peek(&lane->open) == PM_NO_MARK) { /* nothing will ever settle it */
         active_now(tracker);
         pm_limiter_launched(tracker->limiter, 0, launch->estimate_ns);
@@ -374,5 +414,6 @@ void pm_tracker_finish(struct pm_tracker *tracker, bool poll, bool destroy) {
     }
     tracker->reference = PM_NO_MARK;
     memset(tracker->bins, 0, sizeof tracker->bins);
+    memset(tracker->newest_bin, 0, sizeof tracker->newest_bin);
     pthread_mutex_unlock(&tracker->lock);
 }
