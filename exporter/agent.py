@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from poolmeter import __version__
 from poolmeter.clock import Clock
 from poolmeter.exporter.allocations import AllocationReading, delete_retired, read_allocations, reclaim_dead
-from poolmeter.exporter.attribution import OwnAllocations
+from poolmeter.exporter.attribution import Allocations, OwnAllocations, ProcessKey, Who
 from poolmeter.exporter.collectors.family import Page
 from poolmeter.exporter.integrate import Integrator, Observation, Outcome
 from poolmeter.exporter.journal import read_journal
@@ -25,7 +25,7 @@ from poolmeter.model.snapshot import Snapshot, SourceHealth
 from poolmeter.model.units import DAY_US, MICROSECONDS, MINUTE_US
 from poolmeter.model.usage import EventRecord, UsageRecord
 from poolmeter.places import NodeData, NodeRun
-from poolmeter.vendors.reading import VendorReading
+from poolmeter.vendors.reading import DeviceReading, VendorReading
 
 _LOG = logging.getLogger("poolmeter.exporter")
 BRIDGE_US = DAY_US  # minutes missed are made up for this far back
@@ -62,12 +62,14 @@ class Agent:
         clock: Clock,
         boot: Callable[[], str] = boot_id,
         attribution: OwnAllocations | None = None,
+        who: Who | None = None,
     ) -> None:
         self.settings = settings
         self.spool = spool
         self._run, self._data, self._sampler, self._clock = run, data, sampler, clock
         self._boot = boot()
         self._attribution = attribution or OwnAllocations()
+        self._who = who or Who([Allocations(self._attribution)])
         self._reading: VendorReading | None = None
         self._reading_at = 0  # monotonic
         self._health: dict[str, SourceHealth] = {}
@@ -79,7 +81,7 @@ class Agent:
         self._undeletable: set[str] = set()
         saved = spool.load_state()
         self.ledger = ledger_from(saved) if saved else Ledger(clock.wall_us(), clock.monotonic_us(), self._boot)
-        self._integrator = Integrator(self.ledger, self._attribution, self._live_us, fresh=saved is None)
+        self._integrator = Integrator(self.ledger, self._attribution, self._who, self._live_us, fresh=saved is None)
         self._look_back(saved is None)
 
     @property
@@ -121,6 +123,7 @@ class Agent:
         devices = None
         if self._reading is not None and self._health["nvml"].ok:
             devices = {device.uuid: device for device in self._reading.devices}
+        self._ask_who(devices, allocations)
         origin, unidentified = (self._reading.origin, self._reading.unidentified) if self._reading else ("", 0)
         seen = Observation(devices, origin, allocations, unidentified)
         outcome = self._integrator.advance(seen, moment.watched_us)
@@ -145,7 +148,7 @@ class Agent:
         saved = self.spool.load_state()
         if saved is not None:
             self.ledger = ledger_from(saved)
-            self._integrator = Integrator(self.ledger, self._attribution, self._live_us, fresh=False)
+            self._integrator = Integrator(self.ledger, self._attribution, self._who, self._live_us, fresh=False)
             self._queue = []
 
     def stop(self) -> None:
@@ -207,6 +210,19 @@ class Agent:
         self._note("hook", began, faults[0] if faults else None)
         self._seen = readings
         return readings
+
+    def _ask_who(self, devices: dict[str, DeviceReading] | None, allocations: dict[str, AllocationReading]) -> None:
+        hooked: list[ProcessKey] = []
+        for reading in allocations.values():
+            for slot in reading.meter.slots if reading.meter else ():
+                host = self._attribution.host_of(reading.id, slot) if slot.locked is not False else None
+                if host is not None:
+                    hooked.append(host)
+        self._who.refresh(devices, hooked, self._clock.monotonic_us())
+        sources = {health.source: health for health in self._who.health()}
+        for name in (self._who.names | {"attribution"}) - sources.keys() - {"allocations"}:
+            self._health.pop(name, None)
+        self._health.update(sources)
 
     def _events(self) -> list[JournalEvent]:
         began = time.monotonic_ns()
@@ -337,6 +353,7 @@ class Agent:
             self.ledger,
             seen,
             self._attribution,
+            self._who,
             self._integrator.unhooked,
             self._health.values(),
             node=self.settings.node,

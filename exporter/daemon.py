@@ -19,6 +19,8 @@ from poolmeter.config import Config, load_config
 from poolmeter.errors import BadInput, Unavailable
 from poolmeter.exporter.agent import Agent, Settings
 from poolmeter.exporter.allocations import sweep_retired
+from poolmeter.exporter.attribution import OwnAllocations
+from poolmeter.exporter.attribution.build import build
 from poolmeter.exporter.sampling import SamplerProcess
 from poolmeter.exporter.spool import Spool
 from poolmeter.model.plain import to_plain
@@ -77,13 +79,16 @@ def once(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="poolmeter-") as folder, sampler_environment(args.simulate) as environment:
         sampler = SamplerProcess("nvidia", config.exporter.sampler_timeout_s, environment)
         spool = Spool(Path(folder) / "spool.sqlite", settings.node, ())
+        own = OwnAllocations()
+        who = build(config.attribution, own)
         try:
             data = NodeData(data_folder(args.data))
-            agent = Agent(settings, NodeRun(run_folder(args.run)), data, spool, sampler, SystemClock())
+            agent = Agent(settings, NodeRun(run_folder(args.run)), data, spool, sampler, SystemClock(), attribution=own, who=who)
             agent.turn(config.exporter.sampler_timeout_s)
             time.sleep(0.25)
             snapshot = agent.turn(config.exporter.sampler_timeout_s)
         finally:
+            who.close()
             sampler.close()
             spool.close()
     if args.format == "json":
@@ -154,7 +159,10 @@ def serve(args: argparse.Namespace) -> int:
         sampler = SamplerProcess("nvidia", config.exporter.sampler_timeout_s, environment)
         stack.callback(sampler.close)
         sweep_retired(run)
-        agent = Agent(settings, run, data, spool, sampler, clock)
+        own = OwnAllocations()
+        who = build(config.attribution, own)
+        stack.callback(who.close)
+        agent = Agent(settings, run, data, spool, sampler, clock, attribution=own, who=who)
         agent.turn(min(FIRST_BUDGET_S, config.exporter.sampler_timeout_s))
         server = Server(Face(agent, token).application(), bound)
         server.start()

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from poolmeter.exporter.allocations import AllocationReading
-from poolmeter.exporter.attribution import OwnAllocations, ProcessKey
+from poolmeter.exporter.attribution import OwnAllocations, ProcessKey, Who
 from poolmeter.exporter.baseline import rebase, reset
 from poolmeter.exporter.closing import close_minute
-from poolmeter.exporter.ledger import DeviceLedger, Ledger, ProcessLedger, SliceLedger
+from poolmeter.exporter.ledger import DeviceLedger, HolderLedger, Ledger, ProcessLedger, SliceLedger
 from poolmeter.exporter.spread import Gains, minutes_between, spread, spread_time
 from poolmeter.model.allocation import AllocationState
+from poolmeter.model.naming import printable
 from poolmeter.model.units import MINUTE_US
 from poolmeter.model.usage import UsageRecord
 from poolmeter.pages.meter import DeviceCounters, MeterReading, SlotReading
@@ -21,6 +22,7 @@ from poolmeter.rules.capacity import Claim, gather
 from poolmeter.vendors.reading import DeviceReading, ProcessReading
 
 BACKLOG_US = MINUTE_US  # device time ahead of the clock by more than this was never used
+HOLDER_US = MINUTE_US  # what is counted of a holder outlives its last process by this, so that the next one goes on
 _SANE = 1 << 62
 _ENERGY_UJ_PER_US = 10_000  # 10 kW: no board draws more
 
@@ -46,9 +48,10 @@ class Outcome:
 class Integrator:
     """Counts into a ledger. `live_us`: a tick within this time of the last one is in time."""
 
-    def __init__(self, ledger: Ledger, attribution: OwnAllocations, live_us: int, fresh: bool) -> None:
+    def __init__(self, ledger: Ledger, attribution: OwnAllocations, who: Who, live_us: int, fresh: bool) -> None:
         self.ledger = ledger
         self._attribution = attribution
+        self._who = who
         self._live_us = live_us
         # Without history, what counters already say was used before anybody watched.
         self._fresh = fresh
@@ -145,7 +148,7 @@ class Integrator:
     def _process(self, uuid: str, reading: AllocationReading, meter: MeterReading, slot: SlotReading, host: ProcessKey) -> ProcessLedger:
         tenant = reading.allocation.labels.tenant if reading.allocation else None
         process = ProcessLedger(
-            uuid, host.pid, host.start_ticks, slot.comm or None, True, f"{reading.id}:{meter.created_ns}", reading.id, tenant
+            uuid, host.pid, host.start_ticks, printable(slot.comm) or None, True, f"{reading.id}:{meter.created_ns}", reading.id, tenant
         )
         return self.ledger.processes.setdefault(f"{uuid}|{reading.id}|{slot.index}|{slot.generation}", process)
 
@@ -354,6 +357,8 @@ class Integrator:
                 if found.start_ticks is None or self._attribution.owner_of(ProcessKey(found.pid, found.start_ticks)) is not None:
                     continue
                 self._unhooked_process(device, found, seen.origin, gains)
+        cursor = self.ledger.cursor_us
+        self.ledger.holders = {key: held for key, held in self.ledger.holders.items() if cursor - held.seen_us <= HOLDER_US}
 
     def _unhooked_process(self, device: DeviceLedger, found: ProcessReading, origin: str, gains: Gains) -> None:
         assert found.start_ticks is not None
@@ -368,6 +373,7 @@ class Integrator:
             process.origin, process.base_busy_us = origin, 0
         process.present = process.m_seen = True
         process.ended = not found.listed
+        holder = self._holder(process)
         if found.listed:
             self.unhooked[device.uuid].append(found)
             if found.memory_bytes is not None:
@@ -381,6 +387,24 @@ class Integrator:
         gains.of(process, "m_used_us", parts)
         gains.of(device, "m_unaccounted_us", parts)
         gains.of(device, "unaccounted_us_total", parts)
+        if holder is None:
+            gains.of(process, "waiting_us", parts)
+        else:
+            gains.of(holder, "unaccounted_us_total", parts)
+
+    def _holder(self, process: ProcessLedger) -> HolderLedger | None:
+        """Whose a process without the hook is: tenant and allocation go with it, its device time to the holder once that is settled."""
+        who = self._who.of(ProcessKey(process.pid, process.start_ticks))
+        if who is None:
+            return None
+        process.tenant, process.allocation_id = who.tenant, who.merged.allocation_id
+        if who.holder is None or not who.settled:
+            return None
+        holder = self.ledger.holders.setdefault(f"{process.device_uuid}|{who.holder}", HolderLedger())
+        holder.seen_us = self.ledger.cursor_us
+        holder.unaccounted_us_total += process.waiting_us
+        process.waiting_us = 0
+        return holder
 
     # ---- gauges ------------------------------------------------------------------------------------------------------------------
 

@@ -120,6 +120,7 @@ class ProcessLedger:
     base_launches: int = 0
     present: bool = True
     ended: bool = False
+    waiting_us: int = 0  # device time gained before it was known whose the process is
     m_seen: bool = False
     m_used_us: int | None = None
     m_memory_used_bus: int | None = None
@@ -133,8 +134,16 @@ class ProcessLedger:
 
 
 @dataclass
+class HolderLedger:
+    """Device time of a holder's processes without the hook on a device; `seen_us`: the cursor when one was last there."""
+
+    unaccounted_us_total: int = 0
+    seen_us: int = 0
+
+
+@dataclass
 class Ledger:
-    """Everything, at `cursor_us`: up to there all is counted. Keys: device uuid; `uuid|allocation`; `uuid|allocation|slot|generation` or `uuid|pid|start`."""
+    """Everything, at `cursor_us`: up to there all is counted. Keys: device uuid; `uuid|allocation`; `uuid|allocation|slot|generation` or `uuid|pid|start`; `uuid|holder`."""
 
     cursor_us: int
     monotonic_us: int
@@ -146,6 +155,7 @@ class Ledger:
     devices: dict[str, DeviceLedger] = field(default_factory=dict)
     slices: dict[str, SliceLedger] = field(default_factory=dict)
     processes: dict[str, ProcessLedger] = field(default_factory=dict)
+    holders: dict[str, HolderLedger] = field(default_factory=dict)
     # Retired allocations whose last record is closed: the sequence that must be acknowledged before their folder may go.
     settled: dict[str, int] = field(default_factory=dict)
     tampered: list[str] = field(default_factory=list)
@@ -165,6 +175,7 @@ class Ledger:
                 "devices": [{**vars(device), "parts": vars(device.parts)} for device in self.devices.values()],
                 "slices": [vars(part) for part in self.slices.values()],
                 "processes": {key: vars(process) for key, process in self.processes.items()},
+                "holders": {key: vars(holder) for key, holder in self.holders.items()},
                 "settled": self.settled,
                 "tampered": self.tampered,
             },
@@ -189,6 +200,8 @@ def ledger_from(plain: dict[str, Any]) -> Ledger:
         devices={item["uuid"]: DeviceLedger(**{**item, "parts": Parts(**item["parts"])}) for item in plain["devices"]},
         slices={f"{part.device_uuid}|{part.allocation_id}": part for part in slices},
         processes={key: ProcessLedger(**item) for key, item in plain["processes"].items()},
+        # Absent in what an exporter without attribution wrote.
+        holders={key: HolderLedger(**item) for key, item in plain.get("holders", {}).items()},
         settled=plain["settled"],
         tampered=plain["tampered"],
     )

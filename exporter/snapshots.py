@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 
-from poolmeter.exporter.attribution import OwnAllocations, ProcessKey
+from poolmeter.exporter.attribution import OwnAllocations, ProcessKey, Who
+from poolmeter.exporter.attribution.holders import Held, holders_of
 from poolmeter.exporter.closing import promise_of
 from poolmeter.exporter.integrate import Observation
 from poolmeter.exporter.ledger import DeviceLedger, Ledger, SliceLedger
 from poolmeter.model.allocation import Allocation, AllocationState
-from poolmeter.model.snapshot import DeviceSnapshot, ProcessSnapshot, SliceSnapshot, Snapshot, SourceHealth
+from poolmeter.model.snapshot import AttributionSnapshot, DeviceSnapshot, ProcessSnapshot, SliceSnapshot, Snapshot, SourceHealth
 from poolmeter.model.units import FULL_SHARE_PPM
 from poolmeter.model.usage import UsedBasis
 from poolmeter.pages.grant import DeviceGrant
@@ -20,6 +21,7 @@ def take_snapshot(
     ledger: Ledger,
     seen: Observation,
     attribution: OwnAllocations,
+    who: Who,
     unhooked: Mapping[str, list[ProcessReading]],
     sources: Iterable[SourceHealth],
     *,
@@ -41,6 +43,7 @@ def take_snapshot(
         _device(ledger, device, (seen.devices or {}).get(uuid), unhooked.get(uuid), standing.values(), epoch)
         for uuid, device in sorted(ledger.devices.items(), key=lambda item: (item[1].index, item[0]))
     ]
+    processes = _processes(ledger, seen)
     return Snapshot(
         node=node,
         epoch=epoch,
@@ -50,8 +53,22 @@ def take_snapshot(
         pool=pool,
         devices=tuple(devices),
         slices=tuple(slices),
-        processes=tuple(_processes(ledger, seen)),
+        processes=tuple(processes),
         sources=tuple(sources),
+        attributions=tuple(_attributions(processes, who)),
+        holders=holders_of(
+            [
+                Held(ProcessKey(p.pid, p.start_ticks), p.device_uuid, p.hooked, p.nvml_memory_bytes)
+                for p in processes
+                if seen.devices is not None or p.hooked
+            ],
+            who.all(),
+            who.assigned(),
+            ledger.devices,
+            {key: holder.unaccounted_us_total for key, holder in ledger.holders.items()},
+            epoch,
+        ),
+        attribution_faults=who.faults(),
     )
 
 
@@ -163,6 +180,24 @@ def _slice(
         hook_faults_total=part.base_faults if meter else None,
         processes=processes,
     )
+
+
+def _attributions(processes: Iterable[ProcessSnapshot], who: Who) -> Iterable[AttributionSnapshot]:
+    """One a process, however many devices it is on."""
+    for key in dict.fromkeys(ProcessKey(process.pid, process.start_ticks) for process in processes):
+        belonging = who.of(key)
+        if belonging is not None:
+            yield AttributionSnapshot(
+                pid=key.pid,
+                start_ticks=key.start_ticks,
+                tenant=belonging.tenant,
+                source=belonging.source,
+                holder=belonging.holder,
+                framework=belonging.framework,
+                namespace_pid=belonging.namespace_pid,
+                claims=belonging.claims,
+                disagreements=belonging.disagreements,
+            )
 
 
 def _processes(ledger: Ledger, seen: Observation) -> list[ProcessSnapshot]:

@@ -1,6 +1,7 @@
-"""Whose a process is. `Attribution` is what a source of answers provides; for now there is one: our own allocations."""
+"""Whose a process is: sources that each make claims, and `Who`, which joins them in an order of trust (docs/reference/attribution.md)."""
 
 from poolmeter.exporter.attribution.own import OwnAllocations
 from poolmeter.exporter.attribution.source import Attribution, Owner, ProcessKey
+from poolmeter.exporter.attribution.who import Allocations, Belonging, Who
 
-__all__ = ["Attribution", "OwnAllocations", "Owner", "ProcessKey"]
+__all__ = ["Allocations", "Attribution", "Belonging", "OwnAllocations", "Owner", "ProcessKey", "Who"]

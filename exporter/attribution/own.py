@@ -1,7 +1,7 @@
 """Attribution by our own allocations: a live slot names its process as that process sees itself; /proc says who that is on the host."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from poolmeter.exporter.allocations import AllocationReading
@@ -24,10 +24,16 @@ class OwnAllocations:
         self._owners: dict[ProcessKey, tuple[Owner, int]] = {}
         self._hosts: dict[tuple[str, int, int], ProcessKey] = {}
         self._unplaced: dict[int, Owner] = {}  # live slots whose process /proc does not show us, by start time
+        self._started: dict[ProcessKey, Owner] = {}  # the programs that allocations were made for
 
     def refresh(self, readings: Mapping[str, AllocationReading], now_us: int) -> None:
         """Take the slots of this tick."""
         self._hosts = {}
+        self._started = {
+            ProcessKey(made.owner_pid, made.owner_start_ticks): Owner(made.id, made.labels.tenant, hooked=False)
+            for made in (reading.allocation for reading in readings.values())
+            if made is not None and made.owner_pid is not None and made.owner_start_ticks is not None
+        }
         missing: list[tuple[AllocationReading, SlotReading]] = []
         for reading in readings.values():
             for slot in reading.meter.slots if reading.meter else ():
@@ -85,6 +91,10 @@ class OwnAllocations:
         known = self._owners.get(process)
         # Namespaces of other users' processes may be closed to us; a start time is the same in all of them, and hardly ever shared.
         return known[0] if known else self._unplaced.get(process.start_ticks)
+
+    def started_by(self, ancestors: Iterable[ProcessKey]) -> Owner | None:
+        """The allocation whose program one of these processes is: what it starts belongs to it, under the hook or not."""
+        return next((self._started[key] for key in ancestors if key in self._started), None)
 
 
 def _owner(reading: AllocationReading) -> Owner:

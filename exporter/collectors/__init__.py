@@ -1,8 +1,15 @@
 """Metric families of `/metrics`, one file a family of families. `FAMILIES` is the list, in page order."""
 
-from poolmeter.exporter.collectors import device, itself, pool, reconciliation, slices
+from poolmeter.exporter.collectors import device, holders, itself, pool, reconciliation, slices
 from poolmeter.exporter.collectors.family import Family
 
-FAMILIES: tuple[Family, ...] = (*device.FAMILIES, *reconciliation.FAMILIES, *slices.FAMILIES, *pool.FAMILIES, *itself.FAMILIES)
+FAMILIES: tuple[Family, ...] = (
+    *device.FAMILIES,
+    *reconciliation.FAMILIES,
+    *slices.FAMILIES,
+    *holders.FAMILIES,
+    *pool.FAMILIES,
+    *itself.FAMILIES,
+)
 
 __all__ = ["FAMILIES", "Family"]

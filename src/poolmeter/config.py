@@ -8,7 +8,7 @@ import os
 import socket
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -79,6 +79,69 @@ class ExporterSection(_Section):
     sampler_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
 
 
+def _order(values: tuple[str, ...]) -> tuple[str, ...]:
+    if sorted(values) != sorted(ATTRIBUTION_ORDER):
+        raise ValueError("each of " + ", ".join(ATTRIBUTION_ORDER) + " once")
+    return values
+
+
+def _pattern(value: str) -> str:
+    pattern, equals, tenant = value.rpartition("=")
+    if not equals or not pattern.strip() or not tenant.strip() or not value.isprintable():
+        raise ValueError("a pattern and a tenant, as team-a-*=team-a")
+    return value
+
+
+def _form(*fields: str) -> AfterValidator:
+    def check(value: str) -> str:
+        rest = value
+        for field in fields:
+            rest = rest.replace("{" + field + "}", "")
+        if not value.isprintable() or len(value) > 128 or "{" in rest or "}" in rest:
+            raise ValueError("text with no other names in braces than " + ", ".join(fields))
+        return value
+
+    return AfterValidator(check)
+
+
+ATTRIBUTION_ORDER = ("allocations", "slurm", "kubernetes", "containerd", "docker", "podman", "systemd", "user")
+SourceUse = Literal["auto", "on", "off"]
+Patterns = Annotated[tuple[Annotated[str, AfterValidator(_pattern)], ...], AfterValidator(_different)]
+
+
+class AttributionSection(_Section):
+    """Whose a process is: which sources are asked, where, in what order of trust, and how a tenant's name follows."""
+
+    order: Annotated[tuple[str, ...], AfterValidator(_order)] = ATTRIBUTION_ORDER
+    interval_s: Annotated[float, Field(ge=0.2, le=3600)] = 10.0
+    timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
+    kubernetes: SourceUse = "auto"
+    kubelet_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    kubernetes_logs: Path = Path("/var/log")
+    kubernetes_resources: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_different)] = (
+        "nvidia.com/*",
+        "gpu.nvidia.com",
+        "volcano.sh/vgpu-*",
+    )
+    kubernetes_tenant: Annotated[str, _form("namespace", "pod", "container")] = "{namespace}"
+    namespaces: Patterns = ()
+    docker: SourceUse = "auto"
+    docker_socket: Path = Path("/run/docker.sock")
+    podman: SourceUse = "auto"
+    podman_socket: Path = Path("/run/podman/podman.sock")
+    containerd: SourceUse = "auto"
+    containerd_socket: Path = Path("/run/containerd/containerd.sock")
+    tenant_label: Name = "poolmeter.tenant"
+    rootless: Literal["off", "names", "labels"] = "names"
+    slurm: SourceUse = "auto"
+    slurm_jobs: Path | None = None
+    slurm_tenant: Annotated[str, _form("user", "job")] = "{user}"
+    slurm_users: Patterns = ()
+    units: Patterns = ()
+    users: Patterns = ()
+    user_tenant: Annotated[str, _form("user")] = ""
+
+
 class CollectorSection(_Section):
     """The collector: where it listens, which exporters it pulls, how often."""
 
@@ -132,6 +195,7 @@ class Config(_Section):
 
     node: NodeSection = Field(default_factory=NodeSection)
     exporter: ExporterSection = Field(default_factory=ExporterSection)
+    attribution: AttributionSection = Field(default_factory=AttributionSection)
     collector: CollectorSection = Field(default_factory=CollectorSection)
     enforcer: EnforcerSection = Field(default_factory=EnforcerSection)
     accounting: AccountingSection = Field(default_factory=AccountingSection)

@@ -72,7 +72,14 @@ def test_the_contract_names_every_module_of_the_collector() -> None:
 
 
 # The name of a package where it is not the name of its module.
-PACKAGES = {"pynvml": "nvidia-ml-py", "prometheus_client": "prometheus-client", "promql_parser": "promql-parser", "yaml": "pyyaml"}
+PACKAGES = {
+    "pynvml": "nvidia-ml-py",
+    "grpc": "grpcio",
+    "google": "protobuf",
+    "prometheus_client": "prometheus-client",
+    "promql_parser": "promql-parser",
+    "yaml": "pyyaml",
+}
 # The whole of a test's own folder, and what the card's machine has of itself.
 OWN = frozenset({"poolmeter", "conftest", "tests"})
 

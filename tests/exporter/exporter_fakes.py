@@ -6,10 +6,12 @@ import fcntl
 import json
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from poolmeter.clock import ManualClock
 from poolmeter.exporter.agent import Agent, Settings
+from poolmeter.exporter.attribution import Who
 from poolmeter.exporter.spool import Spool
 from poolmeter.model.allocation import Allocation, AllocationState, Labels, Mode, SlicePromise
 from poolmeter.model.decision import JournalEvent
@@ -168,7 +170,8 @@ class Meter:
 class Node:
     """A node's folders, clock, fake sampler and enforcer, and an agent that can be killed and started again."""
 
-    def __init__(self, root: Path, *uuids: str, consumers: tuple[str, ...] = ("collector",)) -> None:
+    def __init__(self, root: Path, *uuids: str, consumers: tuple[str, ...] = ("collector",), who: Callable[[], Who] | None = None) -> None:
+        self.who = who
         self.run, self.data = NodeRun(root / "run"), NodeData(root / "data")
         for folder in (self.run.allocations, self.run.retired, self.data.root):
             folder.mkdir(parents=True)
@@ -184,7 +187,14 @@ class Node:
         """Start an exporter; its first turn is done."""
         self.spool = Spool(self.data.spool, "node-a", self.consumers)
         self.agent = Agent(
-            Settings(node="node-a", pool="lab"), self.run, self.data, self.spool, self.sampler, self.clock, boot=lambda: "boot-1"
+            Settings(node="node-a", pool="lab"),
+            self.run,
+            self.data,
+            self.spool,
+            self.sampler,
+            self.clock,
+            boot=lambda: "boot-1",
+            who=self.who() if self.who else None,
         )
         self.agent.turn(0)
         return self.agent

@@ -109,6 +109,94 @@ class ProcessSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What one source says of a process. `firm` False: `tenant` stands in for one that nobody names, and is no reason to disagree.
+
+    `device_uuids` are the devices that the source gave to pod, container or job; None: it does not say.
+    """
+
+    source: str
+    tenant: str | None = None
+    firm: bool = True
+    allocation_id: str | None = None
+    namespace: str | None = None
+    pod: str | None = None
+    pod_uid: str | None = None
+    container: str | None = None
+    container_id: str | None = None
+    image: str | None = None
+    job: str | None = None
+    unit: str | None = None
+    user: str | None = None
+    device_uuids: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """Two sources that say different things of a process: `source` is the one that is believed, and says `value`; `other` says `other_value`."""
+
+    field: str
+    source: str
+    value: str
+    other: str
+    other_value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributionSnapshot:
+    """Whose a process is and who says so. `source` is whose word for the tenant is taken; `claims` are all of them, the most trusted first."""
+
+    pid: int
+    start_ticks: int
+    tenant: str | None = None
+    source: str | None = None
+    holder: str | None = None
+    framework: str | None = None
+    namespace_pid: int | None = None
+    claims: tuple[Claim, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HolderSnapshot:
+    """A container, pod, job, unit or user that has processes on a device, or to which the device was given (`assigned`).
+
+    It ends when the last process has ended and the device is not assigned to it. `unaccounted_*` is use by its processes without the
+    hook, since `origin`; what its hooked processes use is in the slices of `allocation_ids`.
+    """
+
+    id: str
+    device_uuid: str
+    origin: str
+    source: str
+    assigned: bool
+    processes: int
+    hooked_processes: int
+    tenant: str | None = None
+    allocation_ids: tuple[str, ...] = ()
+    namespace: str | None = None
+    pod: str | None = None
+    pod_uid: str | None = None
+    container: str | None = None
+    container_id: str | None = None
+    image: str | None = None
+    job: str | None = None
+    unit: str | None = None
+    user: str | None = None
+    unaccounted_memory_bytes: int | None = None
+    unaccounted_us_total: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributionFault:
+    """How many lines or names of a source could not be used at the last look, by kind (`duplicate`, `half-written`, `unknown-device`, ...)."""
+
+    source: str
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """One node at one instant. `sequence` and `epoch` name the last record closed in the spool when it was taken."""
 
@@ -122,3 +210,6 @@ class Snapshot:
     slices: tuple[SliceSnapshot, ...] = ()
     processes: tuple[ProcessSnapshot, ...] = ()
     sources: tuple[SourceHealth, ...] = field(default=())
+    attributions: tuple[AttributionSnapshot, ...] = ()
+    holders: tuple[HolderSnapshot, ...] = ()
+    attribution_faults: tuple[AttributionFault, ...] = ()

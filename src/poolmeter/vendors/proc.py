@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from poolmeter.model.naming import printable
+
 PROC = Path("/proc")
 
 
@@ -21,9 +23,9 @@ def start_ticks_of(pid: int, proc: Path = PROC) -> int | None:
 
 
 def command_of(pid: int, proc: Path = PROC) -> str | None:
-    """The command's name as the kernel keeps it (at most 15 bytes)."""
+    """The command's name as the kernel keeps it (at most 15 bytes), made safe to show: a program may call itself anything."""
     try:
-        return (proc / str(pid) / "comm").read_bytes().decode("utf-8", "replace").rstrip("\n") or None
+        return printable((proc / str(pid) / "comm").read_bytes().removesuffix(b"\n")) or None
     except OSError:
         return None
 

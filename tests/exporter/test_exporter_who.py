@@ -1,0 +1,451 @@
+"""Joining the sources: order of trust, disagreements, holders that end with what they name, and nothing that stops a tick."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from attribution_fakes import CID, CID2, POD_UID, FakeDocker, FakeKubelet, FakeProc, log_names, pod, short_folder, until
+from exporter_fakes import CARD, GIB, OTHER, Node, process
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poolmeter.config import AttributionSection
+from poolmeter.exporter.attribution import Allocations, OwnAllocations, Who
+from poolmeter.exporter.attribution.build import build
+from poolmeter.exporter.attribution.devices import DeviceNames
+from poolmeter.exporter.attribution.naming import TenantRule
+from poolmeter.exporter.attribution.process import KEPT_US, Facts, Processes, parse_framework
+from poolmeter.exporter.attribution.source import ProcessKey, Quiet
+from poolmeter.exporter.attribution.users import UserNames
+from poolmeter.exporter.attribution.who import SETTLE_US, disagreements, holder_of, merge
+from poolmeter.exporter.render import Renderer
+from poolmeter.exporter.server import Face
+from poolmeter.model.naming import LIMIT, printable
+from poolmeter.model.plain import from_plain, to_plain
+from poolmeter.model.snapshot import Claim, HolderSnapshot, Snapshot, SourceHealth
+from poolmeter.model.usage import DeviceRecord, ProcessRecord
+
+PATH = f"/kubepods.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/cri-containerd-{CID}.scope"
+SECOND = 1_000_000
+
+
+class Says(Quiet):
+    """A source that says what the test sets, by pid."""
+
+    def __init__(self, name: str, claims: Mapping[int, Claim] | None = None) -> None:
+        self.name = name
+        self.claims = dict(claims or {})
+        self.wait = False
+        self.given: tuple[Claim, ...] = ()
+        self.down: str | None = None
+        self.breaks: str | None = None
+
+    def version(self) -> object:
+        return None
+
+    def _at(self, place: str) -> None:
+        if self.breaks == place:
+            raise RuntimeError(f"broken at {place}")
+
+    def refresh(self, processes: Mapping[ProcessKey, Facts], devices: DeviceNames) -> None:
+        self._at("refresh")
+
+    def claim(self, facts: Facts) -> Claim | None:
+        self._at("claim")
+        return self.claims.get(facts.key.pid)
+
+    def pending(self, facts: Facts) -> bool:
+        self._at("pending")
+        return self.wait
+
+    def assigned(self) -> tuple[Claim, ...]:
+        self._at("assigned")
+        return self.given
+
+    def health(self) -> SourceHealth | None:
+        self._at("health")
+        return SourceHealth(source=self.name, ok=False, at_us=None, duration_us=None, reason=self.down) if self.down else None
+
+
+def page_of(node: Node) -> str:
+    page = node.agent.page()
+    assert page is not None
+    return Renderer().render(page).decode()
+
+
+def snapshot_of(node: Node) -> Snapshot:
+    page = node.agent.page()
+    assert page is not None
+    return page.snapshot
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[tuple[Node, Says]]:
+    """A node with two cards and one source that knows two pods."""
+    claims = {
+        70: Claim(source="kubernetes", tenant="ml", namespace="ml", pod="train-0", container="main", pod_uid=POD_UID, container_id=CID),
+        71: Claim(source="kubernetes", tenant="web", namespace="web", pod="serve", container="main", container_id=CID2),
+    }
+    source = Says("kubernetes", claims)
+    node = Node(tmp_path, CARD, OTHER, who=lambda: Who([source], FakeProc(tmp_path / "proc").root))
+    yield node, source
+    node.close()
+
+
+def test_use_without_the_hook_goes_to_the_pods_tenant(pods: tuple[Node, Says]) -> None:
+    node, _ = pods
+    for second in range(1, 61):
+        running = (process(70, 9, second * 300_000, 2 * GIB), process(71, 9, second * 100_000, 3 * GIB), process(72, 9, 0, GIB))
+        node.sampler.change(CARD, busy_us_total=second * 400_000, processes=running)
+        node.tick()
+    records = {item.pid: item for item in node.records() if isinstance(item, ProcessRecord)}
+    assert {pid: (item.tenant, item.hooked) for pid, item in records.items()} == {70: ("ml", False), 71: ("web", False), 72: (None, False)}
+    card = next(item for item in node.records() if isinstance(item, DeviceRecord) and item.device_uuid == CARD)
+    assert sum(item.used_us or 0 for item in records.values()) == card.unaccounted_us  # divided, never copied
+    holders = {item.id: item for item in snapshot_of(node).holders}
+    assert holders.keys() == {"pod/ml/train-0/main", "pod/web/serve/main"}
+    assert holders["pod/ml/train-0/main"].unaccounted_us_total == records[70].used_us
+    assert holders["pod/web/serve/main"].unaccounted_memory_bytes == 3 * GIB
+    page = page_of(node)
+    assert (
+        'poolmeter_holder_info{container="main",holder="pod/ml/train-0/main",job="",namespace="ml",pod="train-0",source="kubernetes",tenant="ml"'
+        in page
+    )
+    assert f'poolmeter_holder_unaccounted_busy_seconds_total{{holder="pod/web/serve/main",uuid="{CARD}"}} 6.0' in page
+    assert 'poolmeter_attributed_processes{source="none"} 1.0' in page
+    for line in page.splitlines():
+        if line.startswith("poolmeter_") and not line.startswith(("poolmeter_holder_info", "poolmeter_slice_info")):
+            assert "tenant=" not in line and "pod=" not in line
+
+
+def test_a_pods_series_end_with_the_pod(pods: tuple[Node, Says]) -> None:
+    node, source = pods
+    source.given = (Claim(source="kubernetes", tenant="ml", namespace="ml", pod="train-0", container="main", device_uuids=(CARD, OTHER)),)
+    node.sampler.change(CARD, busy_us_total=100_000, processes=(process(70, 9, 100_000, 2 * GIB),))
+    node.tick(turns=2)
+    assert page_of(node).count("poolmeter_holder_info{") == 2  # on the card it uses, and on the one it was given and does not use
+    idle = next(item for item in snapshot_of(node).holders if item.device_uuid == OTHER)
+    assert idle.assigned and idle.processes == 0 and idle.unaccounted_us_total is None and idle.tenant == "ml"
+    node.sampler.change(CARD, processes=())
+    source.given = source.given[:0]
+    node.tick()
+    assert "poolmeter_holder_" not in page_of(node) and snapshot_of(node).attributions == ()
+    node.tick(turns=130)
+    assert node.agent.ledger.holders == {} and node.agent._who._processes._known == {}
+
+
+def test_a_process_that_ended_keeps_no_series(pods: tuple[Node, Says]) -> None:
+    node, _ = pods
+    node.sampler.change(CARD, processes=(process(70, 9, 100_000, GIB),))
+    node.tick(turns=2)
+    # Its last samples come after it is gone.
+    node.sampler.change(CARD, processes=(process(70, 9, 150_000, None, listed=False),))
+    node.tick()
+    assert "train-0" not in page_of(node)
+
+
+def test_a_holders_counter_goes_on_over_a_restart_and_a_short_absence(pods: tuple[Node, Says]) -> None:
+    node, _ = pods
+
+    def total() -> int | None:
+        return next(item.unaccounted_us_total for item in snapshot_of(node).holders)
+
+    node.sampler.change(CARD, processes=(process(70, 9, 500_000, GIB),))
+    node.tick(turns=3)
+    assert total() == 500_000
+    node.kill()
+    node.clock.advance(3 * SECOND)
+    node.start()
+    node.tick()
+    assert total() == 500_000
+    node.sampler.change(CARD, processes=())
+    node.tick(turns=5)
+    node.sampler.change(CARD, processes=(process(70, 10, 200_000, GIB),))  # the next program in the same container
+    node.tick()
+    assert total() == 700_000
+
+
+def test_who_it_is_waits_for_slow_sources_and_not_for_ever(pods: tuple[Node, Says]) -> None:
+    node, source = pods
+    source.wait = True
+    node.sampler.change(CARD, processes=(process(70, 9, 500_000, GIB),))
+    node.tick(turns=5)
+    assert snapshot_of(node).holders == ()  # its labels might still change
+    node.tick(turns=SETTLE_US // SECOND)
+    (holder,) = snapshot_of(node).holders
+    assert holder.unaccounted_us_total == 500_000  # what was used meanwhile is not lost
+
+
+def test_unknown_memory_is_not_zero(pods: tuple[Node, Says]) -> None:
+    node, source = pods
+    source.claims[72] = source.claims[70]
+    node.sampler.change(CARD, processes=(process(70, 9, 0, GIB), process(72, 9, 0, None)))
+    node.tick()
+    (holder,) = snapshot_of(node).holders
+    assert holder.processes == 2 and holder.unaccounted_memory_bytes is None
+    assert "poolmeter_holder_unaccounted_memory_bytes" not in page_of(node)
+
+
+def test_a_reused_pid_is_another_process(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    first = proc.add(50, start=100, cgroup=PATH, uid=7)
+    processes = Processes(proc.root)
+    facts = processes.refresh([(first, frozenset())], 0)[first]
+    assert facts.place is not None and facts.place.pod_uid == POD_UID
+    proc.end(50)
+    second = proc.add(50, start=200, cgroup="/system.slice/sshd.service", uid=0)
+    seen = processes.refresh([(first, frozenset()), (second, frozenset())], 40 * SECOND)  # past the time for a second look
+    assert seen[first].place is not None and seen[first].place.pod_uid == POD_UID and seen[first].uid == 7
+    assert seen[second].place is not None and seen[second].place.unit == "sshd.service"
+    # A process that was never seen alive: nothing of its successor is taken for it.
+    late = ProcessKey(50, 150)
+    assert processes.refresh([(late, frozenset())], 41 * SECOND)[late] == Facts(late, first_us=41 * SECOND)
+
+
+def test_a_process_that_moves_is_looked_at_again(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    key = proc.add(50, cgroup="/system.slice/slurmd.service")
+    processes = Processes(proc.root)
+    processes.refresh([(key, frozenset())], 0)
+    proc.add(50, cgroup="/slurm/uid_5/job_6")
+    assert processes.refresh([(key, frozenset())], 10 * SECOND)[key].place == processes.refresh([(key, frozenset())], 0)[key].place
+    moved = processes.refresh([(key, frozenset())], 31 * SECOND)[key].place
+    assert moved is not None and moved.job == "6"
+
+
+def test_pids_of_namespaces_and_ancestors(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(1, start=1, parent=0)
+    proc.add(40, start=50, parent=1)
+    proc.add(45, start=999, parent=1)  # took the pid of a parent that is gone
+    key = proc.add(50, start=100, parent=40, inner=(12,))
+    orphan = proc.add(51, start=100, parent=45)
+    facts = Processes(proc.root).refresh([(key, frozenset()), (orphan, frozenset())], 0)
+    assert facts[key].namespace_pid == 12 and facts[key].ancestors == (ProcessKey(40, 50), ProcessKey(1, 1))
+    assert facts[orphan].namespace_pid is None and facts[orphan].ancestors == ()
+
+
+MAP = b"7f0000000000-7f0000001000 r-xp 00000000 08:01 123   %s\n"
+
+
+@pytest.mark.parametrize(
+    ("paths", "framework"),
+    [
+        ([b"/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06", b"/usr/lib/libc.so.6"], "cuda"),
+        ([b"/usr/lib/libcuda.so.1 (deleted)"], "cuda"),
+        ([b"/usr/local/Ascend/lib64/libascendcl.so"], "cann"),
+        ([b"/opt/rocm-6.2/lib/libamdhip64.so.6", b"/opt/rocm-6.2/lib/libhsa-runtime64.so.1"], "rocm"),
+        ([b"/opt/dtk-24.04/hip/lib/libamdhip64.so.5"], "dtk"),
+        ([b"/opt/dtk/lib/libgalaxyhip.so.5"], "dtk"),
+        ([b"/usr/lib/libcuda.so.1", b"/opt/rocm/lib/libamdhip64.so"], "rocm"),
+        ([b"/usr/lib/libcudart.so.13", b"/home/libcuda.so-notes.txt", b"/x/mylibcuda.so.1"], None),
+        ([], None),
+    ],
+)
+def test_frameworks(paths: list[bytes], framework: str | None) -> None:
+    assert parse_framework(b"".join(MAP % path for path in paths)) == framework
+
+
+def test_maps_are_read_once_and_may_be_closed_to_us(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    key, closed = proc.add(50, maps=MAP % b"/usr/lib/libcuda.so.1"), proc.add(51)
+    processes = Processes(proc.root)
+    processes.refresh([(key, frozenset()), (closed, frozenset())], 0)
+    (proc.root / "50" / "maps").write_bytes(MAP % b"/usr/local/Ascend/lib64/libascendcl.so")
+    later = processes.refresh([(key, frozenset()), (closed, frozenset())], 100 * SECOND)
+    assert later[key].framework == "cuda" and later[closed].framework is None
+
+
+def test_trust_goes_in_order_and_nothing_is_dropped() -> None:
+    strong = Claim(source="allocations", tenant="vision", allocation_id="a-1")
+    pod_claim = Claim(source="kubernetes", tenant="ml", namespace="ml", pod="p", container_id=CID, device_uuids=(CARD,))
+    box = Claim(source="docker", container="box", container_id=CID2, image="other")
+    user = Claim(source="user", tenant="root", firm=False, user="root")
+    claims = [strong, pod_claim, box, user]
+    merged = merge(claims)
+    assert (merged.tenant, merged.allocation_id, merged.pod, merged.user) == ("vision", "a-1", "p", "root")
+    assert merged.container_id == CID and merged.container is None and merged.image is None  # another container's name is not ours
+    found = disagreements(claims, frozenset([CARD, OTHER]))
+    assert {(d.field, d.source, d.value, d.other, d.other_value) for d in found} == {
+        ("tenant", "allocations", "vision", "kubernetes", "ml"),
+        ("container_id", "kubernetes", CID, "docker", CID2),
+        ("device", "nvml", OTHER, "kubernetes", CARD),
+    }
+    assert disagreements([pod_claim, user], frozenset([CARD])) == () and disagreements([], frozenset([CARD])) == ()
+    assert all(d.field != "container_id" for d in disagreements(claims, frozenset(), nested=True))
+
+
+FIELDS = st.none() | st.sampled_from(["a", "b"])
+CLAIMS = st.lists(
+    st.builds(
+        Claim,
+        source=st.sampled_from(["x", "y", "z"]), tenant=FIELDS, firm=st.booleans(), namespace=FIELDS, pod=FIELDS, container_id=FIELDS,
+        job=FIELDS, user=FIELDS, unit=FIELDS, device_uuids=st.none() | st.lists(st.sampled_from([CARD, OTHER]), max_size=2).map(tuple),
+    ),
+    max_size=5,
+)  # fmt: skip
+
+
+@given(CLAIMS, st.frozensets(st.sampled_from([CARD, OTHER])))
+def test_any_claims_join(claims: list[Claim], devices: frozenset[str]) -> None:
+    merged, found = merge(claims), disagreements(claims, devices)
+    assert merged.tenant == next((claim.tenant for claim in claims if claim.tenant), None)
+    for kind in ("namespace", "pod", "job", "user"):
+        values = {getattr(claim, kind) for claim in claims} - {None}
+        # Whatever is not told of a field is told as a disagreement.
+        assert (getattr(merged, kind) in values) if values else getattr(merged, kind) is None
+        assert (len(values) > 1) == any(d.field == kind for d in found)
+    known = any((claim.pod and claim.namespace) or claim.job or claim.container_id or claim.unit or claim.user for claim in claims)
+    assert holder_of(merged) is not None or not known or (merged.pod is not None) != (merged.namespace is not None)
+
+
+def test_disagreements_are_on_the_page_and_in_the_snapshot(pods: tuple[Node, Says]) -> None:
+    node, source = pods
+    source.claims[70] = dataclasses.replace(source.claims[70], device_uuids=(OTHER,))
+    node.sampler.change(CARD, processes=(process(70, 9, 0, GIB),))
+    node.tick()
+    assert 'poolmeter_attribution_disagreements{field="device",other="kubernetes",source="nvml"} 1.0' in page_of(node)
+    (item,) = snapshot_of(node).attributions
+    assert item.claims == (source.claims[70],) and item.disagreements[0].other_value == OTHER
+    plain = json.loads(json.dumps(to_plain(snapshot_of(node))))
+    assert from_plain(Snapshot, plain) == snapshot_of(node)
+
+
+@pytest.mark.parametrize("place", ["refresh", "claim", "pending", "assigned", "health"])
+def test_a_source_that_breaks_stops_nothing_and_is_told(pods: tuple[Node, Says], place: str) -> None:
+    node, source = pods
+    node.sampler.change(CARD, processes=(process(70, 9, 0, GIB),))
+    node.tick()
+    before = node.clock.wall
+    source.breaks = place
+    node.sampler.change(CARD, processes=(process(70, 9, 0, GIB), process(71, 9, 0, GIB)))
+    node.tick()
+    assert snapshot_of(node).taken_us > before and len(snapshot_of(node).devices) == 2
+    health = {item.source: item for item in snapshot_of(node).sources}
+    if place != "assigned":  # asked for when the snapshot is made, after the health is
+        assert not health["kubernetes"].ok and f"broken at {place}" in (health["kubernetes"].reason or "")
+        assert 'poolmeter_collect_success{source="kubernetes"} 0.0' in page_of(node)
+    source.breaks = None
+    node.tick()
+    assert [item.tenant for item in snapshot_of(node).attributions] == ["ml", "web"]
+    assert "kubernetes" not in {item.source for item in snapshot_of(node).sources}
+
+
+def test_a_source_that_is_down_is_on_readyz(pods: tuple[Node, Says]) -> None:
+    node, source = pods
+    source.down = "socket /x is not there: No such file or directory"
+    node.tick()
+    answer = Face(node.agent, None).readyz(None)  # type: ignore[arg-type]
+    body = json.loads(bytes(answer.body))
+    assert answer.status_code == 503 and "kubernetes" in body["failing"]
+    assert [item["reason"] for item in body["sources"] if item["source"] == "kubernetes"] == [source.down]
+
+
+def test_what_an_allocations_program_starts_without_the_hook_is_the_allocations(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(40, start=50)
+    own = OwnAllocations(proc.root)
+    child = proc.add(60, start=70, parent=40)
+    node = Node(tmp_path / "node", who=lambda: Who([Allocations(own)], proc.root))
+    allocation = node.create("a", meter=False, owner_pid=40, owner_start_ticks=50)
+    node.sampler.change(CARD, processes=(process(child.pid, child.start_ticks, 100_000, GIB),))
+    node.agent._attribution = own
+    node.tick(turns=60)
+    (record,) = [item for item in node.records() if isinstance(item, ProcessRecord)]
+    assert (record.allocation_id, record.tenant, record.hooked) == ("a", "tenant-a", False)
+    node.release(allocation)
+    proc.end(40)
+    node.close()
+
+
+def test_churn_leaves_nothing_behind(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    users = UserNames(lambda uid: f"user-{uid}")
+    who = build(AttributionSection(), OwnAllocations(proc.root), proc.root)
+    for tick in range(300):
+        keys = [proc.add(1000 + (tick * 5 + number) % 3000, start=tick, cgroup=f"/docker/{tick * 5 + number:064x}") for number in range(5)]
+        who.refresh(None, keys, tick * SECOND)
+        for key in keys:
+            proc.end(key.pid)
+    bound = 5 * (KEPT_US // SECOND + 2)
+    assert len(who._processes._known) <= bound and len(who.all()) == 5 and len(who._joined) == 5
+    assert len(who._processes._seen_us) <= bound and len(who._processes._read_us) <= bound
+    who.close()
+    users.close()
+
+
+def test_the_whole_of_it_with_real_sockets(tmp_path: Path) -> None:
+    """A kubelet and a Docker; a pod, a container, a job and a user on one card."""
+    with short_folder() as sockets:
+        kubelet, docker = FakeKubelet(sockets / "kubelet.sock"), FakeDocker(sockets / "docker.sock")
+        kubelet.pods = [pod("ml", "train-0", "main", f"{CARD}::0")]
+        kubelet.start()
+        docker.add(CID2, "box", poolmeter__tenant="vision")
+        log_names(tmp_path / "log", "ml", "train-0", POD_UID, {"main": CID})
+        proc = FakeProc(tmp_path / "proc")
+        proc.add(70, 9, PATH, maps=MAP % b"/usr/lib/libcuda.so.1", inner=(3,))
+        proc.add(71, 9, f"/system.slice/docker-{CID2}.scope")
+        proc.add(72, 9, "/slurm/uid_0/job_42/step_0/task_0", uid=0)
+        proc.add(73, 9, "/user.slice/user-0.slice/session-1.scope", uid=0)
+        settings = AttributionSection(
+            kubelet_socket=kubelet.path,
+            kubernetes_logs=tmp_path / "log",
+            docker_socket=docker.path,
+            podman_socket=sockets / "podman.sock",
+            containerd_socket=sockets / "containerd.sock",
+            users=("root=operations",),
+            interval_s=0.2,
+        )
+        made: list[Who] = []
+
+        def who() -> Who:
+            made.append(build(settings, OwnAllocations(proc.root), proc.root))
+            return made[-1]
+
+        node = Node(tmp_path / "node", who=who)
+        node.sampler.change(CARD, processes=tuple(process(pid, 9, 1000 * pid, GIB) for pid in (70, 71, 72, 73)))
+
+        def settled() -> bool:
+            node.tick(10_000)
+            return len(snapshot_of(node).holders) == 4 and any(item.assigned for item in snapshot_of(node).holders)
+
+        until(settled)
+        holders: dict[str, HolderSnapshot] = {item.id: item for item in snapshot_of(node).holders}
+        assert {name: item.tenant for name, item in holders.items()} == {
+            "pod/ml/train-0/main": "ml",
+            f"container/{CID2[:12]}": "vision",
+            "job/42": "root",
+            "unit/session-1.scope": "operations",
+        }
+        assert holders["pod/ml/train-0/main"].assigned and holders[f"container/{CID2[:12]}"].container == "box"
+        first = next(item for item in snapshot_of(node).attributions if item.pid == 70)
+        assert first.framework == "cuda" and first.namespace_pid == 3 and first.disagreements == ()
+        assert {item.source for item in snapshot_of(node).sources if item.ok} >= {"kubernetes", "docker"}
+        assert f'poolmeter_framework_processes{{framework="cuda",uuid="{CARD}"}} 1.0' in page_of(node)
+        made[-1].close()
+        node.close()
+        kubelet.stop()
+        docker.stop()
+
+
+@given(st.text(max_size=400) | st.binary(max_size=400))
+def test_what_is_printed_is_harmless_and_short(value: str | bytes) -> None:
+    shown = printable(value)
+    assert len(shown) <= LIMIT and shown.isprintable() and printable(shown) == shown
+    shown.encode()
+
+
+def test_what_is_cut_is_marked_and_stays_apart() -> None:
+    one, two = printable("a" * 10_000 + "1"), printable("a" * 10_000 + "2")
+    assert len(one) == len(two) == LIMIT and one != two and "…" in one
+    assert printable("plain-name_1") == "plain-name_1" and printable(b"\xff\xfea\n") == "\\xff\\xfea\\x0a"
+
+
+def test_rules() -> None:
+    rule = TenantRule((("team-a-*", "a"), ("*", "rest")), "{namespace}")
+    assert rule.tenant("team-a-prod", namespace="team-a-prod") == ("a", True) and rule.tenant("x", namespace="x") == ("rest", True)
+    assert TenantRule((), "{namespace}/{pod}").tenant("n", namespace="n", pod="p") == ("n/p", False)
+    assert TenantRule((), "{namespace}/{pod}").tenant("n", namespace="n", pod=None) == (None, False)
+    assert TenantRule().tenant("n", namespace="n") == (None, False)
