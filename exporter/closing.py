@@ -40,7 +40,7 @@ def close_minute(ledger: Ledger) -> list[UsageRecord]:
 def _worth(part: SliceLedger, capacity: Capacity) -> bool:
     """Whether there is anything to say: a promise in this minute, or use (an allocation already released, read for the last time)."""
     promised = part.allocation_id in capacity.by_promised or part.allocation_id in capacity.by_suspended
-    return promised or bool(part.m_used_us or part.m_denied or part.m_launches or part.m_graph_launches)
+    return promised or bool(part.m_used_us or part.m_shared_us or part.m_denied or part.m_launches or part.m_graph_launches)
 
 
 def _used(part: SliceLedger, device: DeviceLedger, allocation: Allocation, sharers: int) -> tuple[int | None, UsedBasis]:
@@ -48,7 +48,11 @@ def _used(part: SliceLedger, device: DeviceLedger, allocation: Allocation, share
     hooked = part.m_used_us if part.m_metered else None
     if rules is None:
         return (hooked, UsedBasis.HOOK) if hooked is not None else (None, UsedBasis.ALLOCATED)
-    return rules.used(UsedNumbers(hooked, device.m_busy_us, sharers))
+    shared_basis = part.m_shared_basis or part.shared_basis
+    # What others were given of the card's busy time is not this slice's.
+    others = device.handed_us - (part.m_shared_us or 0)
+    busy = None if device.m_busy_us is None else max(0, min(device.m_busy_us, device.parts.span_us - others))
+    return rules.used(UsedNumbers(hooked, busy, sharers, part.m_shared_us, UsedBasis(shared_basis) if shared_basis is not None else None))
 
 
 def _energy(device: DeviceLedger, capacity: Capacity, used: list[int], parts: list[SliceLedger]) -> list[int | None]:
@@ -182,7 +186,7 @@ def _process_record(device: DeviceLedger, process: ProcessLedger) -> ProcessReco
         start_ticks=process.start_ticks,
         command=process.command,
         hooked=process.hooked,
-        used_basis=UsedBasis.HOOK.value if process.hooked else (UsedBasis.SAMPLED.value if process.m_used_us is not None else None),
+        used_basis=UsedBasis.HOOK.value if process.hooked else (process.m_basis if process.m_used_us is not None else None),
         allocation_id=process.allocation_id,
         tenant=process.tenant,
         used_us=process.m_used_us,

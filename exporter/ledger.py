@@ -30,6 +30,7 @@ class DeviceLedger:
     busy_origin: str | None = None
     busy_raw: int = 0
     energy_raw: int | None = None
+    energy_at_us: int | None = None  # the cursor when it was read
     busy_us_total: int | None = None
     energy_uj_total: int | None = None
     hooked_us_total: int = 0
@@ -43,17 +44,26 @@ class DeviceLedger:
     m_hooked_us: int = 0
     m_hooked_known: bool = True
     m_unaccounted_us: int | None = None
+    m_shared_us: int = 0  # of programs without the hook that belong to slices without a meter
     m_unaccounted_memory_bus: int | None = None
     m_memory_used_bus: int | None = None
     m_memory_peak: int | None = None
     m_memory_allocated_bus: int = 0
     m_energy_uj: int | None = None
+    # What an MPS server used minus what its clients' hooks counted; the part of its running maximum that is handed out already.
+    mps_difference_us: int = 0
+    mps_handed_us: int = 0
     parts: Parts = field(default_factory=Parts)
+
+    @property
+    def handed_us(self) -> int:
+        """Device time of the open minute that somebody was given."""
+        return self.m_hooked_us + self.m_shared_us + (self.m_unaccounted_us or 0)
 
     def new_minute(self) -> None:
         """Forget the open minute."""
         self.m_start_us = None
-        self.m_measured_us = self.m_hooked_us = self.m_memory_allocated_bus = 0
+        self.m_measured_us = self.m_hooked_us = self.m_shared_us = self.m_memory_allocated_bus = 0
         self.m_hooked_known = True
         self.m_busy_us = self.m_unaccounted_us = self.m_unaccounted_memory_bus = None
         self.m_memory_used_bus = self.m_memory_peak = self.m_energy_uj = None
@@ -82,10 +92,16 @@ class SliceLedger:
     limit_ppm: int | None = None  # in force, read back from the grant page
     limit_bytes: int | None = None
     backlog_us: int = 0
+    given_up_us: int = 0  # what the meter counted and the card had no room for
+    # Device time of processes without the hook, while the slice has no meter, and where it comes from.
+    shared_us_total: int | None = None
+    shared_basis: str | None = None
     m_seen: bool = False
     m_unmeasured_us: int = 0
     m_metered: bool = False
     m_used_us: int = 0
+    m_shared_us: int | None = None
+    m_shared_basis: str | None = None
     m_memory_used_bus: int | None = None
     m_memory_allocated_bus: int = 0
     m_memory_peak: int | None = None
@@ -101,7 +117,7 @@ class SliceLedger:
         self.m_seen = self.m_metered = False
         self.m_unmeasured_us = self.m_used_us = self.m_memory_allocated_bus = self.m_launches = self.m_graph_launches = 0
         self.m_throttled_us = self.m_denied = self.m_denied_bytes = self.m_faults = 0
-        self.m_memory_used_bus = self.m_memory_peak = None
+        self.m_memory_used_bus = self.m_memory_peak = self.m_shared_us = self.m_shared_basis = None
 
 
 @dataclass
@@ -121,7 +137,12 @@ class ProcessLedger:
     present: bool = True
     ended: bool = False
     waiting_us: int = 0  # device time gained before it was known whose the process is
+    counted_us: int = 0  # since it was first seen, by whatever basis
+    basis: str | None = None
+    # What accounting said when it was first seen: used before anybody watched. None: it has not spoken yet.
+    accounted_base_us: int | None = None
     m_seen: bool = False
+    m_basis: str | None = None
     m_used_us: int | None = None
     m_memory_used_bus: int | None = None
     m_memory_peak: int | None = None
@@ -130,7 +151,7 @@ class ProcessLedger:
     def new_minute(self) -> None:
         """Forget the open minute."""
         self.m_seen = False
-        self.m_used_us = self.m_memory_used_bus = self.m_memory_peak = self.m_launches = None
+        self.m_used_us = self.m_memory_used_bus = self.m_memory_peak = self.m_launches = self.m_basis = None
 
 
 @dataclass
@@ -199,7 +220,8 @@ def ledger_from(plain: dict[str, Any]) -> Ledger:
         known={allocation.id: allocation for allocation in known},
         devices={item["uuid"]: DeviceLedger(**{**item, "parts": Parts(**item["parts"])}) for item in plain["devices"]},
         slices={f"{part.device_uuid}|{part.allocation_id}": part for part in slices},
-        processes={key: ProcessLedger(**item) for key, item in plain["processes"].items()},
+        # An older exporter counted by `base_busy_us` alone.
+        processes={key: ProcessLedger(**{"counted_us": item["base_busy_us"], **item}) for key, item in plain["processes"].items()},
         # Absent in what an exporter without attribution wrote.
         holders={key: HolderLedger(**item) for key, item in plain.get("holders", {}).items()},
         settled=plain["settled"],

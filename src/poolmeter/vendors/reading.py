@@ -9,7 +9,8 @@ class ProcessReading:
     """A process that holds a context on a device, or did device work since the last reading.
 
     `pid` is of the host namespace, `start_ticks` field 22 of its stat (None: it has ended). `busy_us_total` integrates sampled
-    utilisation since the reading's origin. `listed` False: known from utilisation samples alone.
+    utilisation since the reading's origin. `listed` False: known from utilisation samples alone. `accounted_us_total` is what the driver's
+    accounting says of the process's whole life (None: accounting is off, or says nothing of it yet).
     """
 
     pid: int
@@ -18,6 +19,7 @@ class ProcessReading:
     memory_bytes: int | None = None
     busy_us_total: int | None = None
     listed: bool = True
+    accounted_us_total: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

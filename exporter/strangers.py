@@ -1,0 +1,279 @@
+"""Programs without the hook: listed by the card, with no live slot behind them. Whose their device time is, and where the number comes from.
+
+The driver's accounting is believed before sampled utilisation. A slice that has no meter gets the time of the programs that attribution
+gives to it, a whole card that of everybody on it; the rest is unaccounted. An MPS server's time is its clients': what their hooks counted is
+theirs already, the remainder is divided among the slices of the other clients by their shares, and marked as divided.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from poolmeter.exporter.attribution import OwnAllocations, ProcessKey, Who
+from poolmeter.exporter.ledger import DeviceLedger, HolderLedger, Ledger, ProcessLedger, SliceLedger
+from poolmeter.exporter.observation import Observation
+from poolmeter.exporter.room import Rank, Room
+from poolmeter.exporter.spread import Gains
+from poolmeter.model.allocation import Allocation, AllocationState, Mode
+from poolmeter.model.units import MINUTE_US, split_exactly
+from poolmeter.model.usage import UsedBasis
+from poolmeter.vendors.reading import ProcessReading
+
+HOLDER_US = MINUTE_US  # what is counted of a holder outlives its last process by this, so that the next one goes on
+WAIT_US = MINUTE_US // 2  # what a card has no room for waits this long at most
+_MPS_SERVER = "nvidia-cuda-mps"  # how the kernel shortens the names of server and control daemon alike
+
+
+@dataclass
+class _Tick:
+    """What one tick has to do with everywhere."""
+
+    seen: Observation
+    gains: Gains
+    rooms: Mapping[str, Room]
+    metered: set[str]
+    mps_hooked: Mapping[str, int]
+    fresh: bool
+    standing: dict[str, list[Allocation]] = field(default_factory=dict)
+
+
+class Strangers:
+    """Counts programs without the hook into a ledger.
+
+    After `count`: `unhooked` lists those that nobody is billed for, `shared` those of slices without a meter (keys `uuid|allocation`),
+    `whole` the devices that one allocation has for itself, without a meter, and `measured` the slices without a meter whose use is known.
+    """
+
+    def __init__(self, ledger: Ledger, attribution: OwnAllocations, who: Who) -> None:
+        self.ledger = ledger
+        self._attribution = attribution
+        self._who = who
+        self.unhooked: dict[str, list[ProcessReading]] = {}
+        self.shared: dict[str, list[ProcessReading]] = {}
+        self.whole: set[str] = set()
+        self.measured: set[str] = set()
+
+    def count(
+        self,
+        seen: Observation,
+        gains: Gains,
+        rooms: Mapping[str, Room],
+        metered: set[str],
+        mps_hooked: Mapping[str, int],
+        *,
+        live: bool,
+        fresh: bool,
+    ) -> None:
+        """Claim what every program gained. `fresh`: the first look ever, so that what accounting says was used before anybody watched."""
+        self.unhooked, self.shared, self.whole, self.measured = {}, {}, set(), set()
+        tick = _Tick(seen, gains, rooms, metered, mps_hooked, fresh, self._standing())
+        for process in self.ledger.processes.values():
+            if not process.hooked and seen.devices is not None:
+                process.present = False
+                process.ended = True
+        for uuid, reading in (seen.devices or {}).items():
+            device = self.ledger.devices[uuid]
+            if not reading.up or not reading.processes_known:
+                continue
+            self.unhooked[uuid] = []
+            if (alone := self._alone(uuid, tick)) is not None:
+                self.whole.add(uuid)
+                if reading.busy_us_total is not None:
+                    self.measured.add(f"{uuid}|{alone.id}")
+            if live:
+                gains.of(device, "m_unaccounted_us", [0] * len(gains.lengths))
+                gains.of(device, "unaccounted_us_total", [0] * len(gains.lengths))
+            servers = []
+            for found in reading.processes:
+                if found.start_ticks is None:
+                    continue
+                owner = self._attribution.owner_of(ProcessKey(found.pid, found.start_ticks))
+                if owner is not None and owner.hooked:
+                    continue
+                stranger = self._process(device, found, tick)
+                if stranger is None:
+                    continue
+                if _is_server(found):
+                    servers.append((stranger, found))
+                else:
+                    self._claim(device, stranger, found, tick)
+            for server, found in servers:
+                self._claim_server(device, server, found, tick)
+        cursor = self.ledger.cursor_us
+        self.ledger.holders = {key: held for key, held in self.ledger.holders.items() if cursor - held.seen_us <= HOLDER_US}
+
+    # ---- whose -------------------------------------------------------------------------------------------------------------------
+
+    def _standing(self) -> dict[str, list[Allocation]]:
+        found: dict[str, list[Allocation]] = {}
+        for allocation in self.ledger.timeline.standing.values():
+            if allocation.state is AllocationState.ACTIVE:
+                for promise in allocation.slices:
+                    found.setdefault(promise.device_uuid, []).append(allocation)
+        return found
+
+    def _alone(self, uuid: str, tick: _Tick) -> Allocation | None:
+        """The allocation that has the whole device, without a meter of its own."""
+        standing = tick.standing.get(uuid, [])
+        if len(standing) == 1 and standing[0].mode is Mode.WHOLE and f"{uuid}|{standing[0].id}" not in tick.metered:
+            return standing[0]
+        return None
+
+    def _slice_of(self, device: DeviceLedger, process: ProcessLedger, tick: _Tick) -> SliceLedger | None:
+        """The slice that a program's time belongs to; None: it is unaccounted. A slice with a meter is billed by its meter alone."""
+        standing = tick.standing.get(device.uuid, [])
+        allocation = next((item for item in standing if item.id == process.allocation_id), None)
+        if allocation is None and process.allocation_id is None:
+            allocation = self._alone(device.uuid, tick)
+        if allocation is None or f"{device.uuid}|{allocation.id}" in tick.metered:
+            return None
+        return self.ledger.slices.setdefault(f"{device.uuid}|{allocation.id}", SliceLedger(device.uuid, allocation.id))
+
+    def _holder(self, process: ProcessLedger) -> HolderLedger | None:
+        """Whose a process without the hook is: tenant and allocation go with it, its device time to the holder once that is settled."""
+        who = self._who.of(ProcessKey(process.pid, process.start_ticks))
+        if who is None:
+            return None
+        process.tenant, process.allocation_id = who.tenant, who.merged.allocation_id
+        if who.holder is None or not who.settled:
+            return None
+        holder = self.ledger.holders.setdefault(f"{process.device_uuid}|{who.holder}", HolderLedger())
+        holder.seen_us = self.ledger.cursor_us
+        holder.unaccounted_us_total += process.waiting_us
+        process.waiting_us = 0
+        return holder
+
+    # ---- how much ----------------------------------------------------------------------------------------------------------------
+
+    def _process(self, device: DeviceLedger, found: ProcessReading, tick: _Tick) -> ProcessLedger | None:
+        assert found.start_ticks is not None
+        key = f"{device.uuid}|{found.pid}|{found.start_ticks}"
+        process = self.ledger.processes.get(key)
+        if process is None:
+            if not found.listed and not found.busy_us_total and not found.accounted_us_total:
+                return None
+            process = ProcessLedger(device.uuid, found.pid, found.start_ticks, found.command, False, tick.seen.origin)
+            # One that is there at the first look ever may have worked before; any other began while somebody watched.
+            process.accounted_base_us = None if tick.fresh else 0
+            self.ledger.processes[key] = process
+        if process.origin != tick.seen.origin:
+            process.origin, process.base_busy_us = tick.seen.origin, 0
+        process.present = process.m_seen = True
+        process.ended = not found.listed
+        if found.listed and found.memory_bytes is not None:
+            process.m_memory_peak = max(process.m_memory_peak or 0, found.memory_bytes)
+        return process
+
+    def _claim(self, device: DeviceLedger, process: ProcessLedger, found: ProcessReading, tick: _Tick) -> None:
+        holder = self._holder(process)
+        part = self._slice_of(device, process, tick)
+        if found.listed:
+            where = self.unhooked[device.uuid] if part is None else self.shared.setdefault(f"{device.uuid}|{part.allocation_id}", [])
+            where.append(found)
+        gained = _gained(process, found)
+        if gained is None:
+            return
+        basis, wanted = gained
+        process.basis, process.m_basis = join(process.basis, basis), join(process.m_basis, basis)
+        if part is not None:
+            self._mark(part, basis)
+
+        def take(parts: list[int]) -> None:
+            counted = sum(parts)
+            given_up = max(0, wanted - counted - WAIT_US)
+            process.counted_us += counted
+            if basis is UsedBasis.ACCOUNTING:
+                process.accounted_base_us = (process.accounted_base_us or 0) + given_up
+                process.base_busy_us = found.busy_us_total or 0  # should accounting be switched off, sampling goes on from here
+            else:
+                process.base_busy_us += counted + given_up
+            tick.gains.of(process, "m_used_us", parts)
+            self._give(device, part, holder, process, parts, tick.gains)
+
+        tick.rooms[device.uuid].claim(Rank.ACCOUNTING if basis is UsedBasis.ACCOUNTING else Rank.SAMPLED, wanted, take)
+
+    def _claim_server(self, device: DeviceLedger, server: ProcessLedger, found: ProcessReading, tick: _Tick) -> None:
+        """Divide a server's time. Samples run ahead of the hook or behind it, so the remainder is a running maximum."""
+        gained = _gained(server, found)
+        clients = [
+            allocation
+            for allocation in tick.standing.get(device.uuid, [])
+            if allocation.mode is Mode.MPS and f"{device.uuid}|{allocation.id}" in self.shared
+        ]
+        hooked = tick.mps_hooked.get(device.uuid, 0)
+        if not clients and not hooked and not device.mps_difference_us:
+            self._claim(device, server, found, tick)
+            return
+        if gained is None:
+            return
+        server.base_busy_us += gained[1]
+        device.mps_difference_us += gained[1] - hooked
+        left = max(0, device.mps_difference_us - device.mps_handed_us)
+        weights = [_weight(allocation, device.uuid) for allocation in clients] or [1]
+        for index, wanted in enumerate(split_exactly(left, weights)):
+            part = self.ledger.slices[f"{device.uuid}|{clients[index].id}"] if clients else None
+            if part is not None:
+                self._mark(part, UsedBasis.MIXED)
+
+            def take(parts: list[int], part: SliceLedger | None = part) -> None:
+                device.mps_handed_us += sum(parts)
+                if part is None:
+                    server.counted_us += sum(parts)
+                    tick.gains.of(server, "m_used_us", parts)
+                self._give(device, part, None, server, parts, tick.gains)
+
+            tick.rooms[device.uuid].claim(Rank.SAMPLED, wanted, take)
+
+    def _mark(self, part: SliceLedger, basis: UsedBasis) -> None:
+        part.shared_basis, part.m_shared_basis = join(part.shared_basis, basis), join(part.m_shared_basis, basis)
+        self.measured.add(f"{part.device_uuid}|{part.allocation_id}")
+        part.shared_us_total = part.shared_us_total or 0
+        part.m_shared_us = part.m_shared_us or 0
+
+    def _give(
+        self,
+        device: DeviceLedger,
+        part: SliceLedger | None,
+        holder: HolderLedger | None,
+        process: ProcessLedger,
+        parts: list[int],
+        gains: Gains,
+    ) -> None:
+        if part is not None:
+            gains.of(part, "m_shared_us", parts)
+            gains.of(part, "shared_us_total", parts)
+            gains.of(device, "m_shared_us", parts)
+            if any(parts):
+                part.last_activity_us = max(part.last_activity_us or 0, self.ledger.cursor_us + sum(gains.lengths))
+            return
+        gains.of(device, "m_unaccounted_us", parts)
+        gains.of(device, "unaccounted_us_total", parts)
+        if holder is None:
+            gains.of(process, "waiting_us", parts)
+        else:
+            gains.of(holder, "unaccounted_us_total", parts)
+
+
+def join(known: str | None, basis: UsedBasis) -> str:
+    """The basis of a sum of which a part had `known` (None: it had none yet)."""
+    return basis.value if known in (None, basis.value) else UsedBasis.MIXED.value
+
+
+def _gained(process: ProcessLedger, found: ProcessReading) -> tuple[UsedBasis, int] | None:
+    """By which basis, and how much since the last look; None when no source knows."""
+    said = found.accounted_us_total
+    if said is not None and process.accounted_base_us is None:
+        process.accounted_base_us = said - process.counted_us
+    if said is not None and process.accounted_base_us is not None:
+        return UsedBasis.ACCOUNTING, max(0, said - process.accounted_base_us - process.counted_us)
+    if found.busy_us_total is None:
+        return None
+    return UsedBasis.SAMPLED, max(0, found.busy_us_total - process.base_busy_us)
+
+
+def _is_server(found: ProcessReading) -> bool:
+    return (found.command or "").startswith(_MPS_SERVER)
+
+
+def _weight(allocation: Allocation, uuid: str) -> int:
+    """The active-thread share of a client: its limit, else its promise."""
+    return next(item.compute_limit_ppm or item.promise_ppm for item in allocation.slices if item.device_uuid == uuid)
