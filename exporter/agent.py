@@ -355,6 +355,7 @@ class Agent:
             self._attribution,
             self._who,
             self._integrator.unhooked,
+            self._integrator.shared,
             self._health.values(),
             node=self.settings.node,
             pool=self.settings.pool,

@@ -6,11 +6,11 @@ Records carry no node, epoch and sequence yet (`sequence` 0): whoever commits th
 from typing import Any
 
 from poolmeter.exporter.ledger import DeviceLedger, Ledger, ProcessLedger, SliceLedger
-from poolmeter.model.allocation import Allocation, SlicePromise
+from poolmeter.model.allocation import Allocation, Mode, SlicePromise
 from poolmeter.model.units import FULL_SHARE_PPM, MINUTE_US, split_exactly
 from poolmeter.model.usage import DeviceRecord, ProcessRecord, SliceRecord, UsageRecord, UsedBasis
 from poolmeter.rules.capacity import Capacity, settle
-from poolmeter.rules.state import slice_state
+from poolmeter.rules.state import last_activity, slice_state
 from poolmeter.sharing import UsedNumbers, sharing_of
 
 
@@ -30,6 +30,8 @@ def close_minute(ledger: Ledger) -> list[UsageRecord]:
             if share is not None:
                 part.energy_uj_total = (part.energy_uj_total or 0) + share
             used, basis = measured[part.allocation_id]
+            if basis is UsedBasis.SAMPLED and ledger.known[part.allocation_id].mode is Mode.WHOLE:
+                part.whole_us_total = (part.whole_us_total or 0) + (used or 0)
             records.append(_slice_record(ledger, device, capacity, part, used, basis, share))
         records += [
             _process_record(device, process) for process in ledger.processes.values() if process.device_uuid == uuid and process.m_seen
@@ -134,12 +136,13 @@ def _slice_record(
     allocation = standing or ledger.known[part.allocation_id]
     promise = promise_of(allocation, device.uuid)
     metered = part.m_metered
+    activity = last_activity(metered=metered, hook_us=part.last_activity_us, utilised_us=part.utilised_us, gpm_us=part.gpm_us)
     state = slice_state(
         standing.state if standing else None,
         measured=metered or used is not None,
         processes=None,
         memory_used_bytes=0 if metered and not part.m_memory_used_bus else part.m_memory_used_bus,
-        last_activity_us=part.last_activity_us,
+        last_activity_us=activity,
         now_us=device.m_start_us + capacity.span_us,
     )
     labels = allocation.labels
@@ -174,7 +177,7 @@ def _slice_record(
         throttled_us=part.m_throttled_us if metered else None,
         denied_allocations=part.m_denied if metered else None,
         denied_bytes=part.m_denied_bytes if metered else None,
-        last_activity_us=part.last_activity_us,
+        last_activity_us=activity,
         hook_faults=part.m_faults if metered else None,
     )
 

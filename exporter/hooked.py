@@ -25,7 +25,6 @@ class HookedTime:
     def __init__(self, ledger: Ledger, attribution: OwnAllocations) -> None:
         self.ledger = ledger
         self._attribution = attribution
-        self.mps_us: dict[str, int] = {}  # granted to MPS clients in the last tick, by device
 
     def slice(self, uuid: str, allocation_id: str) -> SliceLedger:
         """The slice, made when there is none yet."""
@@ -46,7 +45,6 @@ class HookedTime:
 
     def count(self, seen: Observation, gains: Gains, rooms: Mapping[str, Room], outcome: Outcome) -> set[str]:
         """Claim the gains of every meter; the keys of the slices whose meter was read. The rooms are settled by the caller."""
-        self.mps_us = {}
         metered: set[str] = set()
         marked = set(self.ledger.tampered)
         for reading in seen.allocations.values():
@@ -153,7 +151,6 @@ class HookedTime:
                 given_up = delta - counted
             elif concurrent:
                 given_up = wanted - counted
-                self.mps_us[uuid] = self.mps_us.get(uuid, 0) + counted
             else:
                 given_up = min(wanted - counted, max(0, delta - counted - CROWD_US))
             part.base_busy_us += counted + given_up

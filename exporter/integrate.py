@@ -66,7 +66,7 @@ class Integrator:
         for room in rooms.values():
             room.settle(Rank.HOOK)
         self._devices(seen, gains, live)
-        self._strangers.count(seen, gains, rooms, metered, self._hooked.mps_us, live=live, fresh=fresh)
+        self._strangers.count(seen, gains, rooms, metered, live=live, fresh=fresh)
         for room in rooms.values():
             room.settle(Rank.ACCOUNTING)
             room.settle(Rank.SAMPLED)

@@ -50,9 +50,6 @@ class DeviceLedger:
     m_memory_peak: int | None = None
     m_memory_allocated_bus: int = 0
     m_energy_uj: int | None = None
-    # What an MPS server used minus what its clients' hooks counted; the part of its running maximum that is handed out already.
-    mps_difference_us: int = 0
-    mps_handed_us: int = 0
     parts: Parts = field(default_factory=Parts)
 
     @property
@@ -89,6 +86,8 @@ class SliceLedger:
     base_retired_launches: int = 0
     energy_uj_total: int | None = None
     last_activity_us: int | None = None
+    utilised_us: int | None = None  # the last utilisation sample of its own above zero
+    gpm_us: int | None = None  # the last hardware activity of its own above zero
     limit_ppm: int | None = None  # in force, read back from the grant page
     limit_bytes: int | None = None
     backlog_us: int = 0
@@ -96,6 +95,7 @@ class SliceLedger:
     # Device time of processes without the hook, while the slice has no meter, and where it comes from.
     shared_us_total: int | None = None
     shared_basis: str | None = None
+    whole_us_total: int | None = None  # the card's own busy time, where it counts for the slice; of closed minutes
     m_seen: bool = False
     m_unmeasured_us: int = 0
     m_metered: bool = False

@@ -1,8 +1,8 @@
 """Programs without the hook: listed by the card, with no live slot behind them. Whose their device time is, and where the number comes from.
 
 The driver's accounting is believed before sampled utilisation. A slice that has no meter gets the time of the programs that attribution
-gives to it, a whole card that of everybody on it; the rest is unaccounted. An MPS server's time is its clients': what their hooks counted is
-theirs already, the remainder is divided among the slices of the other clients by their shares, and marked as divided.
+gives to it, a whole card that of everybody on it; the rest is unaccounted. What was divided among the clients of an MPS server, not measured,
+is marked so.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,12 @@ from poolmeter.exporter.observation import Observation
 from poolmeter.exporter.room import Rank, Room
 from poolmeter.exporter.spread import Gains
 from poolmeter.model.allocation import Allocation, AllocationState, Mode
-from poolmeter.model.units import MINUTE_US, split_exactly
+from poolmeter.model.units import MINUTE_US
 from poolmeter.model.usage import UsedBasis
-from poolmeter.vendors.reading import ProcessReading
+from poolmeter.vendors.reading import DeviceReading, ProcessReading
 
 HOLDER_US = MINUTE_US  # what is counted of a holder outlives its last process by this, so that the next one goes on
 WAIT_US = MINUTE_US // 2  # what a card has no room for waits this long at most
-_MPS_SERVER = "nvidia-cuda-mps"  # how the kernel shortens the names of server and control daemon alike
 
 
 @dataclass
@@ -31,7 +30,6 @@ class _Tick:
     gains: Gains
     rooms: Mapping[str, Room]
     metered: set[str]
-    mps_hooked: Mapping[str, int]
     fresh: bool
     standing: dict[str, list[Allocation]] = field(default_factory=dict)
 
@@ -58,14 +56,13 @@ class Strangers:
         gains: Gains,
         rooms: Mapping[str, Room],
         metered: set[str],
-        mps_hooked: Mapping[str, int],
         *,
         live: bool,
         fresh: bool,
     ) -> None:
         """Claim what every program gained. `fresh`: the first look ever, so that what accounting says was used before anybody watched."""
         self.unhooked, self.shared, self.whole, self.measured = {}, {}, set(), set()
-        tick = _Tick(seen, gains, rooms, metered, mps_hooked, fresh, self._standing())
+        tick = _Tick(seen, gains, rooms, metered, fresh, self._standing())
         for process in self.ledger.processes.values():
             if not process.hooked and seen.devices is not None:
                 process.present = False
@@ -78,11 +75,10 @@ class Strangers:
             if (alone := self._alone(uuid, tick)) is not None:
                 self.whole.add(uuid)
                 if reading.busy_us_total is not None:
-                    self.measured.add(f"{uuid}|{alone.id}")
+                    self._whole(device, alone, reading, tick)
             if live:
                 gains.of(device, "m_unaccounted_us", [0] * len(gains.lengths))
                 gains.of(device, "unaccounted_us_total", [0] * len(gains.lengths))
-            servers = []
             for found in reading.processes:
                 if found.start_ticks is None:
                     continue
@@ -90,14 +86,8 @@ class Strangers:
                 if owner is not None and owner.hooked:
                     continue
                 stranger = self._process(device, found, tick)
-                if stranger is None:
-                    continue
-                if _is_server(found):
-                    servers.append((stranger, found))
-                else:
+                if stranger is not None:
                     self._claim(device, stranger, found, tick)
-            for server, found in servers:
-                self._claim_server(device, server, found, tick)
         cursor = self.ledger.cursor_us
         self.ledger.holders = {key: held for key, held in self.ledger.holders.items() if cursor - held.seen_us <= HOLDER_US}
 
@@ -117,6 +107,14 @@ class Strangers:
         if len(standing) == 1 and standing[0].mode is Mode.WHOLE and f"{uuid}|{standing[0].id}" not in tick.metered:
             return standing[0]
         return None
+
+    def _whole(self, device: DeviceLedger, allocation: Allocation, reading: DeviceReading, tick: _Tick) -> None:
+        key = f"{device.uuid}|{allocation.id}"
+        part = self.ledger.slices.setdefault(key, SliceLedger(device.uuid, allocation.id))
+        self.measured.add(key)
+        part.whole_us_total = part.whole_us_total or 0
+        if reading.utilization_ppm:
+            part.utilised_us = self.ledger.cursor_us + sum(tick.gains.lengths)
 
     def _slice_of(self, device: DeviceLedger, process: ProcessLedger, tick: _Tick) -> SliceLedger | None:
         """The slice that a program's time belongs to; None: it is unaccounted. A slice with a meter is billed by its meter alone."""
@@ -191,38 +189,6 @@ class Strangers:
 
         tick.rooms[device.uuid].claim(Rank.ACCOUNTING if basis is UsedBasis.ACCOUNTING else Rank.SAMPLED, wanted, take)
 
-    def _claim_server(self, device: DeviceLedger, server: ProcessLedger, found: ProcessReading, tick: _Tick) -> None:
-        """Divide a server's time. Samples run ahead of the hook or behind it, so the remainder is a running maximum."""
-        gained = _gained(server, found)
-        clients = [
-            allocation
-            for allocation in tick.standing.get(device.uuid, [])
-            if allocation.mode is Mode.MPS and f"{device.uuid}|{allocation.id}" in self.shared
-        ]
-        hooked = tick.mps_hooked.get(device.uuid, 0)
-        if not clients and not hooked and not device.mps_difference_us:
-            self._claim(device, server, found, tick)
-            return
-        if gained is None:
-            return
-        server.base_busy_us += gained[1]
-        device.mps_difference_us += gained[1] - hooked
-        left = max(0, device.mps_difference_us - device.mps_handed_us)
-        weights = [_weight(allocation, device.uuid) for allocation in clients] or [1]
-        for index, wanted in enumerate(split_exactly(left, weights)):
-            part = self.ledger.slices[f"{device.uuid}|{clients[index].id}"] if clients else None
-            if part is not None:
-                self._mark(part, UsedBasis.MIXED)
-
-            def take(parts: list[int], part: SliceLedger | None = part) -> None:
-                device.mps_handed_us += sum(parts)
-                if part is None:
-                    server.counted_us += sum(parts)
-                    tick.gains.of(server, "m_used_us", parts)
-                self._give(device, part, None, server, parts, tick.gains)
-
-            tick.rooms[device.uuid].claim(Rank.SAMPLED, wanted, take)
-
     def _mark(self, part: SliceLedger, basis: UsedBasis) -> None:
         part.shared_basis, part.m_shared_basis = join(part.shared_basis, basis), join(part.m_shared_basis, basis)
         self.measured.add(f"{part.device_uuid}|{part.allocation_id}")
@@ -243,7 +209,7 @@ class Strangers:
             gains.of(part, "shared_us_total", parts)
             gains.of(device, "m_shared_us", parts)
             if any(parts):
-                part.last_activity_us = max(part.last_activity_us or 0, self.ledger.cursor_us + sum(gains.lengths))
+                part.utilised_us = self.ledger.cursor_us + sum(gains.lengths)
             return
         gains.of(device, "m_unaccounted_us", parts)
         gains.of(device, "unaccounted_us_total", parts)
@@ -267,13 +233,5 @@ def _gained(process: ProcessLedger, found: ProcessReading) -> tuple[UsedBasis, i
         return UsedBasis.ACCOUNTING, max(0, said - process.accounted_base_us - process.counted_us)
     if found.busy_us_total is None:
         return None
-    return UsedBasis.SAMPLED, max(0, found.busy_us_total - process.base_busy_us)
-
-
-def _is_server(found: ProcessReading) -> bool:
-    return (found.command or "").startswith(_MPS_SERVER)
-
-
-def _weight(allocation: Allocation, uuid: str) -> int:
-    """The active-thread share of a client: its limit, else its promise."""
-    return next(item.compute_limit_ppm or item.promise_ppm for item in allocation.slices if item.device_uuid == uuid)
+    basis = UsedBasis.MIXED if found.divided else UsedBasis.SAMPLED
+    return basis, max(0, found.busy_us_total - process.base_busy_us)

@@ -10,7 +10,8 @@ class ProcessReading:
 
     `pid` is of the host namespace, `start_ticks` field 22 of its stat (None: it has ended). `busy_us_total` integrates sampled
     utilisation since the reading's origin. `listed` False: known from utilisation samples alone. `accounted_us_total` is what the driver's
-    accounting says of the process's whole life (None: accounting is off, or says nothing of it yet).
+    accounting says of the process's whole life (None: accounting is off, or says nothing of it yet). `divided`: the use is a part of what
+    the MPS server was seen to use, not measured.
     """
 
     pid: int
@@ -19,6 +20,7 @@ class ProcessReading:
     memory_bytes: int | None = None
     busy_us_total: int | None = None
     listed: bool = True
+    divided: bool = False
     accounted_us_total: int | None = None
 
 
