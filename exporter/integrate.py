@@ -33,7 +33,7 @@ class Integrator:
         # Without history, what counters already say was used before anybody watched.
         self._fresh = fresh
         self._hooked = HookedTime(ledger, attribution)
-        self._strangers = Strangers(ledger, attribution, who)
+        self._strangers = Strangers(ledger, attribution, who, fresh)
         self._gone: set[str] = set()
         self._new: set[str] = set()
         self._listed = False
@@ -54,8 +54,7 @@ class Integrator:
         ledger = self.ledger
         pieces = minutes_between(ledger.cursor_us, until_us)
         self._meet(seen)
-        fresh = self._fresh
-        if fresh:
+        if self._fresh:
             self._baseline(seen)
         if not pieces:
             return outcome
@@ -66,7 +65,7 @@ class Integrator:
         for room in rooms.values():
             room.settle(Rank.HOOK)
         self._devices(seen, gains, live)
-        self._strangers.count(seen, gains, rooms, metered, live=live, fresh=fresh)
+        self._strangers.count(seen, gains, rooms, metered, live=live)
         for room in rooms.values():
             room.settle(Rank.ACCOUNTING)
             room.settle(Rank.SAMPLED)

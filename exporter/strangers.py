@@ -41,10 +41,12 @@ class Strangers:
     `whole` the devices that one allocation has for itself, without a meter, and `measured` the slices without a meter whose use is known.
     """
 
-    def __init__(self, ledger: Ledger, attribution: OwnAllocations, who: Who) -> None:
+    def __init__(self, ledger: Ledger, attribution: OwnAllocations, who: Who, fresh: bool) -> None:
         self.ledger = ledger
         self._attribution = attribution
         self._who = who
+        # At the first look ever, what accounting says was used before anybody watched.
+        self._fresh = fresh
         self.unhooked: dict[str, list[ProcessReading]] = {}
         self.shared: dict[str, list[ProcessReading]] = {}
         self.whole: set[str] = set()
@@ -58,11 +60,11 @@ class Strangers:
         metered: set[str],
         *,
         live: bool,
-        fresh: bool,
     ) -> None:
-        """Claim what every program gained. `fresh`: the first look ever, so that what accounting says was used before anybody watched."""
+        """Claim what every program gained."""
         self.unhooked, self.shared, self.whole, self.measured = {}, {}, set(), set()
-        tick = _Tick(seen, gains, rooms, metered, fresh, self._standing())
+        tick = _Tick(seen, gains, rooms, metered, self._fresh, self._standing())
+        self._fresh = self._fresh and seen.devices is None
         for process in self.ledger.processes.values():
             if not process.hooked and seen.devices is not None:
                 process.present = False
