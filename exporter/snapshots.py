@@ -8,7 +8,7 @@ from poolmeter.exporter.closing import promise_of
 from poolmeter.exporter.host import host_of
 from poolmeter.exporter.integrate import Observation
 from poolmeter.exporter.ledger import DeviceLedger, Ledger, SliceLedger
-from poolmeter.model.allocation import Allocation, AllocationState
+from poolmeter.model.allocation import Allocation, AllocationState, Mode
 from poolmeter.model.snapshot import AttributionSnapshot, DeviceSnapshot, ProcessSnapshot, SliceSnapshot, Snapshot, SourceHealth
 from poolmeter.model.units import FULL_SHARE_PPM
 from poolmeter.model.usage import UsedBasis
@@ -211,6 +211,7 @@ def _slice(
         throttled_us_total=part.base_throttled_us if meter else None,
         denied_allocations_total=part.base_denied if meter else None,
         energy_uj_total=part.energy_uj_total,
+        energy_divided=None if part.energy_uj_total is None else allocation.mode is not Mode.WHOLE,
         last_activity_us=activity,
         hook_faults_total=part.base_faults if meter else None,
         processes=processes,

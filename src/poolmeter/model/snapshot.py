@@ -61,6 +61,8 @@ class SliceSnapshot:
 
     `busy_us_total` is by `used_basis`. `nvml_memory_bytes` is what the card says that the slice's processes hold, and
     `memory_difference_bytes` that less what the hook says: contexts and other overhead, or memory that no hook saw; it may be negative.
+    `energy_divided`: `energy_uj_total` is a part of the board's counter, divided by use and allocation; no card tells it of a share or a
+    MIG instance.
     """
 
     allocation_id: str
@@ -97,6 +99,7 @@ class SliceSnapshot:
     processes: int | None = None
     nvml_memory_bytes: int | None = None
     memory_difference_bytes: int | None = None
+    energy_divided: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
