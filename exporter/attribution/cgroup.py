@@ -44,7 +44,14 @@ _RUNTIMES = {
     "libpod": "podman",
 }
 # Folders in which a runtime without a systemd driver puts its containers: containerd's are named for its namespaces.
-_PARENTS = {"docker": "docker", "moby": "docker", "nerdctl": "containerd", "default": "containerd", "k8s.io": "containerd"}
+_PARENTS: dict[str, str | None] = {
+    "..": None,
+    "docker": "docker",
+    "moby": "docker",
+    "nerdctl": "containerd",
+    "default": "containerd",
+    "k8s.io": "containerd",
+}
 # v1: the hierarchies that say most of whose a process is, before those that a login manager moves about.
 _V1_ORDER = ("devices", "memory", "cpuset", "cpu", "cpuacct", "pids", "freezer", "name=systemd")
 
@@ -122,11 +129,11 @@ def _rank(line: Line) -> int:
 
 def parse_path(path: str) -> Place:
     """What one path says. Any text is a path: what is not understood is left out."""
-    # A reader in a cgroup namespace sees what lies outside it below "..".
+    # A reader in a cgroup namespace (an exporter in a container) sees what lies outside it below "..", from the last folder on that both are in.
     parts = [part for part in path.split("/") if part and part not in ("..", ".")][:MAX_PARTS]
     found = _Reader(path)
     for index, part in enumerate(parts):
-        found.step(part, parts[index - 1] if index else "")
+        found.step(part, parts[index - 1] if index else ".." if path.startswith("/..") else "")
     return found.place()
 
 
@@ -145,7 +152,8 @@ class _Reader:
         self.login: int | None = None
         self.manager: int | None = None
         self.closed = False  # nothing of what follows is root's word
-        self._slurm = self._kube = False
+        self._slurm = False
+        self._kube = path.startswith("/..")  # the folder of all pods may be among those that are not shown
         self._slurm_uid: int | None = None
         self._qos: str | None = None
 

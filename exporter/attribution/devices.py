@@ -22,6 +22,7 @@ class DeviceNames:
     uuids: frozenset[str] = frozenset()
     by_index: tuple[tuple[int, str], ...] = ()
     by_minor: tuple[tuple[int, str], ...] = ()
+    by_instance: tuple[tuple[str, str], ...] = ()  # MIG instance -> its card
 
     def resolve(self, name: str) -> tuple[str, ...]:
         """UUIDs of the devices that `name` means; of an instance that is not listed by itself, its card's; empty for a name nobody here has.
@@ -35,7 +36,8 @@ class DeviceNames:
         if match := _OLD_MIG.match(name):
             return (match[1],)
         if match := _CARD.match(name):
-            return (match[1],)
+            uuid = match[1]
+            return (uuid if uuid in self.uuids else next((card for instance, card in self.by_instance if instance == uuid), uuid),)
         if match := _DRA.match(name):
             # The DRA driver counts by minor number.
             return tuple(uuid for minor, uuid in self.by_minor or self.by_index if minor == int(match[1]))
@@ -51,4 +53,6 @@ def names_of(devices: Iterable[DeviceReading]) -> DeviceNames:
         frozenset(device.uuid for device in known),
         tuple((device.index, device.uuid) for device in known),
         tuple((device.minor, device.uuid) for device in known if device.minor is not None),
+        # Not every vendor's reading tells instances.
+        tuple((instance.uuid, device.uuid) for device in known for instance in getattr(device, "instances", None) or ()),
     )

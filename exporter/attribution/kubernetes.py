@@ -91,7 +91,9 @@ class Kubernetes:
                 found = self._devices.resolve(name)
                 self._unknown += not found
                 uuids.update(dict.fromkeys(found or (printable(name),)))
-            self._given[item.named] = tuple(uuids)
+            told = item.named
+            shown = Named(printable(told.namespace), printable(told.pod), printable(told.container) if told.container else None)
+            self._given[shown] = tuple(uuids)
 
     def _resolve(self, facts: Facts, names: Names) -> None:
         place = facts.place
@@ -156,9 +158,9 @@ class Kubernetes:
                 Claim(
                     source=self.name,
                     tenant=tenant,
-                    namespace=printable(named.namespace),
-                    pod=printable(named.pod),
-                    container=printable(named.container) if named.container else None,
+                    namespace=named.namespace,
+                    pod=named.pod,
+                    container=named.container,
                     device_uuids=uuids,
                 )
             )

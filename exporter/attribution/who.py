@@ -221,7 +221,8 @@ def disagreements(claims: Sequence[Claim], devices: frozenset[str], nested: bool
                 if mine is None or theirs is None or mine == theirs or (nested and kind == "container_id"):
                     continue
                 found.append(Disagreement(field=kind, source=claim.source, value=mine, other=other.source, other_value=theirs))
-        if claim.device_uuids is not None:
+        # An instance that no card here tells of may be a part of any of them.
+        if claim.device_uuids is not None and not any(uuid.startswith("MIG-") and uuid not in devices for uuid in claim.device_uuids):
             beyond = sorted(devices - set(claim.device_uuids))
             if beyond:
                 given = ", ".join(claim.device_uuids) or "none"

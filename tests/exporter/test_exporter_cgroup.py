@@ -37,6 +37,9 @@ UNDER = POD_UID.replace("-", "_")
         ),
         (f"/kubelet/kubepods/besteffort/pod{POD_UID}/{CID}", "besteffort", None),
         (f"/../../kubepods.slice/kubepods-pod{UNDER}.slice/cri-containerd-{CID}.scope", "guaranteed", "containerd"),
+        (f"/../../pod{POD_UID}/{CID}", "guaranteed", None),
+        (f"/../../../besteffort/pod{POD_UID}/{CID}", "besteffort", None),
+        (f"/../../kubepods-burstable-pod{UNDER}.slice/crio-{CID}.scope", "burstable", "crio"),
         (f"/kubepods/burstable/pod{POD_UID}/{CID}/inner/{CID2}", "burstable", None),
     ],
 )
@@ -117,6 +120,16 @@ def test_units_and_logins() -> None:
 def test_what_a_user_may_have_made_is_nobodys_word(path: str) -> None:
     place = parse_path(path)
     assert place.container is None and place.pod_uid is None and place.job is None
+
+
+def test_a_reader_in_a_container_sees_its_neighbours() -> None:
+    neighbour, sibling = parse_path(f"/../{CID}"), parse_path(f"/../cri-containerd-{CID}.scope")
+    assert neighbour.container is not None and neighbour.container.runtime is None and neighbour.container.id == CID
+    assert sibling.container is not None and sibling.container.runtime == "containerd"
+    assert parse_path(f"/{CID}").container is None and parse_path(f"/pod{POD_UID}/{CID}").pod_uid is None
+    assert parse_path(f"/../../tenant.service/pod{POD_UID}/{CID}") == Place(
+        path=f"/../../tenant.service/pod{POD_UID}/{CID}", unit="tenant.service"
+    )
 
 
 def test_the_outermost_owner_decides() -> None:

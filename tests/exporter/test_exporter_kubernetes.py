@@ -6,11 +6,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-from attribution_fakes import CID, CID2, OTHER_UID, POD_UID, FakeKubelet, FakeProc, log_names, pod, short_folder, until
+from attribution_fakes import CID, CID2, OTHER_UID, POD_UID, FakeDocker, FakeKubelet, FakeProc, log_names, pod, short_folder, until
 from exporter_fakes import CARD, OTHER, device
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poolmeter.errors import Unavailable
 from poolmeter.exporter.attribution.devices import DeviceNames, names_of
 from poolmeter.exporter.attribution.kubelet import list_given, parse_folder, parse_link
 from poolmeter.exporter.attribution.kubernetes import Kubernetes, KubernetesSettings
@@ -179,6 +180,18 @@ def test_a_kubelet_that_refuses_or_hangs_is_a_source_down(cluster: Cluster) -> N
     assert health is not None and not health.ok and "deadline" in (health.reason or "")
 
 
+@pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"\x00" * 100, b"\x00\x00\x06\x04\x00\x00\x00\x00\x00" + b"\xff" * 60])
+def test_a_socket_that_speaks_something_else(tmp_path: Path, raw: bytes) -> None:
+    with short_folder() as sockets:
+        server = FakeDocker(sockets / "kubelet.sock")
+        server.raw = raw
+        with pytest.raises(Unavailable, match="gives no pod resources: "):
+            list_given(server.path, ("*",), 0.5)
+        server.stop()
+        with pytest.raises(Unavailable, match="gives no pod resources: "):
+            list_given(server.path, ("*",), 0.5)
+
+
 def test_a_pod_inside_a_container_needs_the_kubelets_word(cluster: Cluster) -> None:
     cluster.kubelet.start()
     path = f"/docker/{CID2}{PATH}"
@@ -280,6 +293,13 @@ def test_a_device_that_nobody_here_has_is_counted(cluster: Cluster) -> None:
 )
 def test_device_names(name: str, uuids: tuple[str, ...]) -> None:
     assert NAMES.resolve(name) == uuids
+
+
+def test_an_instance_is_its_cards() -> None:
+    names = dataclasses.replace(NAMES, by_instance=((MIG, OTHER),))
+    assert names.resolve(f"{MIG}::1") == (OTHER,) and names.resolve(CARD) == (CARD,)
+    listed = dataclasses.replace(names, uuids=NAMES.uuids | {MIG})
+    assert listed.resolve(MIG) == (MIG,)
 
 
 @given(st.text(max_size=80))

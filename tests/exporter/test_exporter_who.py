@@ -2,6 +2,10 @@
 
 import dataclasses
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -26,6 +30,7 @@ from poolmeter.model.naming import LIMIT, printable
 from poolmeter.model.plain import from_plain, to_plain
 from poolmeter.model.snapshot import Claim, HolderSnapshot, Snapshot, SourceHealth
 from poolmeter.model.usage import DeviceRecord, ProcessRecord
+from poolmeter.vendors.proc import command_of
 
 PATH = f"/kubepods.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/cri-containerd-{CID}.scope"
 SECOND = 1_000_000
@@ -274,6 +279,8 @@ def test_trust_goes_in_order_and_nothing_is_dropped() -> None:
         ("device", "nvml", OTHER, "kubernetes", CARD),
     }
     assert disagreements([pod_claim, user], frozenset([CARD])) == () and disagreements([], frozenset([CARD])) == ()
+    unknown = dataclasses.replace(pod_claim, device_uuids=("MIG-11111111-0000-0000-0000-000000000001",))
+    assert disagreements([unknown], frozenset([CARD])) == ()
     assert all(d.field != "container_id" for d in disagreements(claims, frozenset(), nested=True))
 
 
@@ -443,9 +450,60 @@ def test_what_is_cut_is_marked_and_stays_apart() -> None:
     assert printable("plain-name_1") == "plain-name_1" and printable(b"\xff\xfea\n") == "\\xff\\xfea\\x0a"
 
 
+def test_a_program_may_call_itself_anything(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(50)
+    (proc.root / "50" / "comm").write_bytes(b"\x1b]0;pwned\x07\xff\n\n")
+    assert command_of(50, proc.root) == "\\x1b]0;pwned\\x07\\xff\\x0a"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_what_an_exporter_without_rights_still_knows() -> None:
+    """Another user's process: its cgroup and user are open to everybody, its maps are not."""
+    program = (
+        "import os, sys; from poolmeter.exporter.attribution.process import Processes; from poolmeter.vendors.proc import start_ticks_of;"
+        "from poolmeter.exporter.attribution.source import ProcessKey; os.setgroups([]); os.setgid(65534); os.setuid(65534);"
+        "pid = int(sys.argv[1]); key = ProcessKey(pid, start_ticks_of(pid)); facts = Processes().refresh([(key, frozenset())], 0)[key];"
+        "print(facts.place is not None, facts.uid, facts.framework)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, str(os.getpid())], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.split() == ["True", "0", "None"]
+
+
 def test_rules() -> None:
     rule = TenantRule((("team-a-*", "a"), ("*", "rest")), "{namespace}")
     assert rule.tenant("team-a-prod", namespace="team-a-prod") == ("a", True) and rule.tenant("x", namespace="x") == ("rest", True)
     assert TenantRule((), "{namespace}/{pod}").tenant("n", namespace="n", pod="p") == ("n/p", False)
     assert TenantRule((), "{namespace}/{pod}").tenant("n", namespace="n", pod=None) == (None, False)
     assert TenantRule().tenant("n", namespace="n") == (None, False)
+
+
+def test_the_join_that_the_reference_shows(tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "attribution.md").read_text()
+    series = [
+        ('poolmeter_slice_busy_seconds_total{allocation="a",uuid="u"}', 7),
+        ('poolmeter_holder_allocation_info{allocation="a",holder="pod/n/p/c",uuid="u"}', 1),
+        ('poolmeter_holder_allocation_info{allocation="a",holder="pod/n/q/c",uuid="u"}', 1),
+        ('poolmeter_holder_info{container="c",holder="pod/n/p/c",namespace="n",pod="p",tenant="t",uuid="u"}', 1),
+        ('poolmeter_holder_info{container="c",holder="pod/n/q/c",namespace="n",pod="q",tenant="t",uuid="u"}', 1),
+    ]
+    expected = [
+        {"labels": f'{{allocation="a",holder="pod/n/{pod}/c",namespace="n",pod="{pod}",uuid="u"}}', "value": 7} for pod in ("p", "q")
+    ]
+    case = {
+        "rule_files": [],
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": f"{value}x5"} for name, value in series],
+                "promql_expr_test": [
+                    {"expr": page.split("```promql\n")[1].split("```")[0], "eval_time": "1m", "exp_samples": expected},
+                ],
+            }
+        ],
+    }
+    (tmp_path / "join.yaml").write_text(json.dumps(case))
+    ran = subprocess.run(["promtool", "test", "rules", str(tmp_path / "join.yaml")], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

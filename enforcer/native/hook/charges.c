@@ -143,7 +143,8 @@ static uint64_t many_launches(struct pm_tracker *tracker, const struct pm_segmen
     }
     if (cost > upper)
         cost = upper;
-    if (cost + cost / 4 + gaps < lower || (!segment->full && span > 2 * cost + PM_WAIT_NS))
+    if (cost + cost / 4 + gaps < lower ||
+        (!segment->full && span > 2 * cost + PM_WAIT_NS && span > segment->host_ns + PM_WAIT_NS))
         pm_samples_time_anew(tracker);
     return cost < lower ? lower : cost;
 }

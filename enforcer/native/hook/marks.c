@@ -33,8 +33,10 @@ uint16_t pm_mark_record(struct pm_tracker *tracker, void *stream) {
 }
 
 void pm_mark_drop(struct pm_tracker *tracker, uint16_t index) {
-    if (index != PM_NO_MARK && tracker->marks[index].uses)
-        tracker->marks[index].uses--;
+    if (index == PM_NO_MARK || tracker->marks[index].uses == 0)
+        return;
+    if (--tracker->marks[index].uses == 0 && index < tracker->mark_hint)
+        tracker->mark_hint = index; /* few events serve a program that never has many under way */
 }
 
 int pm_mark_passed(struct pm_tracker *tracker, uint16_t index) {

@@ -47,6 +47,8 @@ struct pm_process {
     struct pm_board *boards[PM_MAX_DEVICES];
     uint32_t seats[PM_MAX_DEVICES];
     uint32_t device_of_ordinal[PM_MAX_ORDINALS]; /* meter index + 1; 0: not asked yet; PM_NO_DEVICE: not granted */
+    uint8_t retained[PM_MAX_ORDINALS];           /* 1: its primary context was asked for */
+    uint32_t possible_contexts;                  /* that this process ever had, at most */
     struct pm_context *contexts[PM_MAX_CONTEXTS];
     uint32_t context_count;
     uint32_t settler; /* futex word of the settling thread */

@@ -49,8 +49,6 @@ uint32_t pm_device_of(struct pm_process *self, CUdevice ordinal);
 uint32_t pm_current_device(struct pm_process *self);
 /* Whether the driver told us what we asked; counts when it did not. */
 bool pm_told(struct pm_process *self, CUresult result);
-/* Whether a refusal of ours stands between the program and this device. */
-bool pm_device_refused(CUdevice ordinal);
 
 /* NULL by the name it has in this variant of a call. */
 static inline CUstream pm_stream(CUstream stream, enum pm_default_stream null_is) {

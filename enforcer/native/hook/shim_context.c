@@ -93,7 +93,19 @@ uint32_t pm_current_device(struct pm_process *self) {
     return PM_NO_DEVICE;
 }
 
-bool pm_device_refused(CUdevice ordinal) {
+/*
+ * A process that has never had more than one context needs not ask which one is current: it is that one, or the driver
+ * refuses the call. Contexts come from the calls below, whether or not they succeed; a primary one counts once.
+ */
+static void count_context(struct pm_process *self, CUdevice ordinal, bool primary) {
+    bool known = false;
+    if (primary && ordinal >= 0 && ordinal < PM_MAX_ORDINALS)
+        known = __atomic_exchange_n(&self->retained[ordinal], 1, __ATOMIC_RELAXED) != 0;
+    if (!known)
+        pm_add(&self->possible_contexts, 1);
+}
+
+static bool device_refused(CUdevice ordinal, bool primary) {
     struct pm_process *self = pm_self();
     if (!self)
         return pm_process_refuses();
@@ -101,10 +113,12 @@ bool pm_device_refused(CUdevice ordinal) {
     if (device != PM_NO_DEVICE && pm_process_limits(self, device).listed) {
         if (pm_load(&self->context_count) == 0) /* its setting up has turns of the device as well */
             pm_board_busy(self->boards[device], self->seats[device], pm_now_ns() + SETTING_UP_NS);
+        count_context(self, ordinal, primary);
         return false;
     }
     if (device == PM_NO_DEVICE &&
         (ordinal < 0 || ordinal >= PM_MAX_ORDINALS || !pm_peek(&self->device_of_ordinal[ordinal]))) {
+        count_context(self, ordinal, primary);
         return false; /* the driver did not say which device this is: no ground to refuse it */
     }
     pm_add(&pm_process_counters(self, device == PM_NO_DEVICE ? 0 : device)->denied_device, 1);
@@ -117,6 +131,8 @@ PM_HOT struct pm_context *pm_current(struct pm_process *self) {
         CUcontext handle;
         struct pm_context *context;
     } known;
+    if (known.context && pm_peek(&self->possible_contexts) == 1 && known.generation == pm_load(&self->generation))
+        return known.context;
     CUcontext handle = NULL;
     CUresult result = pm_need[PM_NEED_cuCtxGetCurrent] ? PM_NEED(cuCtxGetCurrent)(&handle) : CUDA_ERROR_NOT_FOUND;
     if (result != CUDA_SUCCESS)
@@ -186,28 +202,28 @@ PM_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int versi
 
 PM_EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
     NEED_REAL(cuCtxCreate);
-    return pm_device_refused(device) ? REFUSED : PM_REAL(cuCtxCreate)(context, flags, device);
+    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate)(context, flags, device);
 }
 
 PM_EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
     NEED_REAL(cuCtxCreate_v2);
-    return pm_device_refused(device) ? REFUSED : PM_REAL(cuCtxCreate_v2)(context, flags, device);
+    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate_v2)(context, flags, device);
 }
 
 PM_EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags,
                                   CUdevice device) {
     NEED_REAL(cuCtxCreate_v3);
-    return pm_device_refused(device) ? REFUSED : PM_REAL(cuCtxCreate_v3)(context, params, count, flags, device);
+    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate_v3)(context, params, count, flags, device);
 }
 
 PM_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags, CUdevice device) {
     NEED_REAL(cuCtxCreate_v4);
-    return pm_device_refused(device) ? REFUSED : PM_REAL(cuCtxCreate_v4)(context, params, flags, device);
+    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate_v4)(context, params, flags, device);
 }
 
 PM_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     NEED_REAL(cuDevicePrimaryCtxRetain);
-    return pm_device_refused(device) ? REFUSED : PM_REAL(cuDevicePrimaryCtxRetain)(context, device);
+    return device_refused(device, true) ? REFUSED : PM_REAL(cuDevicePrimaryCtxRetain)(context, device);
 }
 
 /* Before the context goes: afterwards its events are gone as well, and asking about them is undefined. */
@@ -293,7 +309,7 @@ PM_EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device) {
 
 PM_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc part, CUdevice device, unsigned int flags) {
     NEED_REAL(cuGreenCtxCreate);
-    return pm_device_refused(device) ? REFUSED : PM_REAL(cuGreenCtxCreate)(context, part, device, flags);
+    return device_refused(device, false) ? REFUSED : PM_REAL(cuGreenCtxCreate)(context, part, device, flags);
 }
 
 /* Its context takes its events with it; memory that was allocated in it is its device's primary context's. */
