@@ -12,6 +12,7 @@ from poolmeter.clock import Clock
 from poolmeter.exporter.allocations import AllocationReading, delete_retired, read_allocations, reclaim_dead
 from poolmeter.exporter.attribution import Allocations, OwnAllocations, ProcessKey, Who
 from poolmeter.exporter.collectors.family import Page
+from poolmeter.exporter.hardware import HardwareTotals, stale
 from poolmeter.exporter.integrate import Integrator, Observation, Outcome
 from poolmeter.exporter.journal import read_journal
 from poolmeter.exporter.ledger import Ledger, ledger_from
@@ -82,6 +83,7 @@ class Agent:
         saved = spool.load_state()
         self.ledger = ledger_from(saved) if saved else Ledger(clock.wall_us(), clock.monotonic_us(), self._boot)
         self._integrator = Integrator(self.ledger, self._attribution, self._who, self._live_us, fresh=saved is None)
+        self._totals = HardwareTotals(self.ledger.hardware, spool.epoch)
         self._look_back(saved is None)
 
     @property
@@ -149,6 +151,7 @@ class Agent:
         if saved is not None:
             self.ledger = ledger_from(saved)
             self._integrator = Integrator(self.ledger, self._attribution, self._who, self._live_us, fresh=False)
+            self._totals = HardwareTotals(self.ledger.hardware, self.spool.epoch)
             self._queue = []
 
     def stop(self) -> None:
@@ -182,7 +185,7 @@ class Agent:
         now = self._clock.monotonic_us()
         known = self._health.get("nvml")
         if reading is not None and reading.error is None:
-            self._reading, self._reading_at = reading, now
+            self._reading, self._reading_at = self._totals.carry(reading), now
             reason = f"{reading.unidentified} devices do not say who they are" if reading.unidentified and not reading.devices else None
             self._health["nvml"] = SourceHealth(
                 source="nvml", ok=reason is None, at_us=reading.at_us, duration_us=reading.duration_us, reason=reason
@@ -190,6 +193,7 @@ class Agent:
             return
         trouble = reading.error if reading is not None else self._sampler.trouble
         if trouble is None and self._reading is not None and now - self._reading_at <= self.settings.stale_us:
+            self._reading = stale(self._reading)
             return  # a slow tick: the last reading stays for a while, with its own time on it
         if trouble is None:
             trouble = (
@@ -363,6 +367,8 @@ class Agent:
             sequence=self.spool.last_sequence,
             simulated=self.settings.simulated,
         )
+        if self._reading is not None and self._health["nvml"].ok:
+            snapshot = replace(snapshot, functions=self._reading.functions)
         self._page = Page(snapshot, self.spool.held(), __version__)
         self._ready.set()
         return snapshot

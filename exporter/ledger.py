@@ -180,6 +180,8 @@ class Ledger:
     # Retired allocations whose last record is closed: the sequence that must be acknowledged before their folder may go.
     settled: dict[str, int] = field(default_factory=dict)
     tampered: list[str] = field(default_factory=list)
+    # Counters of the hardware, see hardware.py.
+    hardware: dict[str, list[int]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As text for the spool."""
@@ -199,6 +201,7 @@ class Ledger:
                 "holders": {key: vars(holder) for key, holder in self.holders.items()},
                 "settled": self.settled,
                 "tampered": self.tampered,
+                "hardware": self.hardware,
             },
             separators=(",", ":"),
         )
@@ -226,4 +229,5 @@ def ledger_from(plain: dict[str, Any]) -> Ledger:
         holders={key: HolderLedger(**item) for key, item in plain.get("holders", {}).items()},
         settled=plain["settled"],
         tampered=plain["tampered"],
+        hardware=plain.get("hardware", {}),
     )

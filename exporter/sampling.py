@@ -15,6 +15,7 @@ from poolmeter.exporter.sampler import LENGTH
 from poolmeter.model.plain import from_plain
 from poolmeter.vendors.reading import VendorReading
 
+_MOST_DOUBLINGS = 6
 RESTART_AFTER_S = 2.0  # a child that dies at once is not started in a tight loop
 
 
@@ -37,7 +38,10 @@ class Source(Protocol):
 
 
 class SamplerProcess:
-    """A child that reads a vendor's library. One request at a time; one that is not answered in `timeout_s` costs the child its life."""
+    """A child that reads a vendor's library. One request at a time; one that is not answered in `timeout_s` costs the child its life.
+
+    So does one card's call that takes longer, of which the child tells while it reads the others on.
+    """
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class SamplerProcess:
         self._started = float("-inf")
         self._buffer = b""
         self._trouble: str | None = None
+        self._hung = 0  # children killed in a row because one card's call hung
 
     @property
     def trouble(self) -> str | None:
@@ -87,7 +92,19 @@ class SamplerProcess:
             self._kill(f"{self.name} sampler sent an answer that is no reading: {error}")
             return None
         self._trouble = reading.error
+        if reading.replace:
+            self._kill(f"{reading.error or self.name + ' sampler is of no more use'}; another sampler is started")
+        elif reading.hung_us > self._patience_s * 1_000_000:
+            self._hung = min(self._hung + 1, _MOST_DOUBLINGS)
+            self._kill(f"{self.name} sampler has a call that did not come back for {reading.hung_us // 1000} ms and was killed")
+        elif reading.hung_us == 0:
+            self._hung = 0
         return reading
+
+    @property
+    def _patience_s(self) -> float:
+        """How long one card's call may take. A card that hangs in each new child costs the others a restart ever more seldom."""
+        return float(self._timeout_s * 2**self._hung)
 
     def _start(self) -> bool:
         now = self._monotonic()

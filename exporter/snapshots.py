@@ -134,6 +134,7 @@ def _device(
         memory_allocated_bytes=sum(promise.memory_bytes for promise in promises),
         hooked_memory_bytes=hooked,
         memory_difference_bytes=difference,
+        hardware=reading.hardware if reading else None,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from poolmeter.errors import BadInput
 from poolmeter.model.units import parse_size
+from poolmeter.simulator.partition import MAX_VGPUS, MigLayout, VgpuConfig, lay_out
 from poolmeter.toml import parse_toml, read_toml
 
 CLOCKS = ("real", "virtual", "manual")
@@ -50,6 +51,11 @@ class CardConfig:
     mig_capable: bool = False
     gpm: bool = True
     energy_counter: bool = True
+    nvlinks: int = 0
+    virtualization: str = "none"
+    licensed: bool = False
+    mig: tuple[MigLayout, ...] | None = None
+    vgpus: tuple[VgpuConfig, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,8 @@ class MachineConfig:
 
 
 _COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive-process": 3}
+_VIRTUALIZATION = {"none": 0, "passthrough": 1, "vgpu": 2, "host_vgpu": 3}
+_VGPU_KEYS: dict[str, type] = {"type": str, "vm": str, "framebuffer": str, "used": str, "busy_percent": int, "licensed": bool}
 _SIZES = {"memory", "reserved", "context_overhead"}
 _CARD_KEYS: dict[str, tuple[str, type]] = {
     "name": ("name", str),
@@ -113,6 +121,9 @@ _CARD_KEYS: dict[str, tuple[str, type]] = {
     "mig_capable": ("mig_capable", bool),
     "gpm": ("gpm", bool),
     "energy_counter": ("energy_counter", bool),
+    "nvlinks": ("nvlinks", int),
+    "virtualization": ("virtualization", str),
+    "licensed": ("licensed", bool),
 }
 _SCALE = {
     "slice_us": 1000,
@@ -201,8 +212,10 @@ def _type_word(kind: type) -> str:
 
 
 def _card(raw: dict[str, Any], index: int, machine: str, where: str) -> CardConfig:
-    table = _table(raw, {key: kind for key, (_, kind) in _CARD_KEYS.items()}, f"{where}: card {index}")
-    values: dict[str, Any] = {}
+    parts: dict[str, Any] = {key: raw[key] for key in ("mig", "vgpu") if key in raw}
+    rest = {key: value for key, value in raw.items() if key not in parts}
+    table = _table(rest, {key: kind for key, (_, kind) in _CARD_KEYS.items()}, f"{where}: card {index}")
+    values = _partitions(parts, f"{where}: card {index}")
     for key, value in table.items():
         target, _ = _CARD_KEYS[key]
         if target in _SIZES:
@@ -220,6 +233,27 @@ def _card(raw: dict[str, Any], index: int, machine: str, where: str) -> CardConf
     return card
 
 
+def _partitions(parts: dict[str, Any], where: str) -> dict[str, Any]:
+    """MIG devices and vGPUs of a card."""
+    values: dict[str, Any] = {}
+    if "mig" in parts:
+        profiles = parts["mig"]
+        if not isinstance(profiles, list) or not all(isinstance(profile, str) for profile in profiles):
+            raise BadInput(f"{where}.mig is {profiles!r:.80}, expected a list of profiles like 1g.18gb")
+        values["mig"] = lay_out(profiles, where)
+    if "vgpu" in parts:
+        if not isinstance(parts["vgpu"], list) or len(parts["vgpu"]) > MAX_VGPUS:
+            raise BadInput(f"{where}.vgpu is no list of at most {MAX_VGPUS} tables")
+        tables = [_table(item, _VGPU_KEYS, f"{where}.vgpu", required=("type", "vm", "framebuffer")) for item in parts["vgpu"]]
+        try:
+            for item in tables:
+                item |= {key: parse_size(item[key]) for key in ("framebuffer", "used") if key in item}
+        except BadInput as error:
+            raise BadInput(f"{where}.vgpu: {error}") from None
+        values["vgpus"] = tuple(VgpuConfig(**item) for item in tables)
+    return values
+
+
 def _identify(card: CardConfig, index: int, machine: str) -> CardConfig:
     """The card with a uuid and a serial that follow from its machine's name and its number."""
     digest = hashlib.sha256(f"{machine}/{index}".encode()).hexdigest()
@@ -235,6 +269,12 @@ def rename_machine(config: MachineConfig, name: str) -> MachineConfig:
 def _check_card(card: CardConfig, where: str) -> None:
     if card.compute_mode not in _COMPUTE_MODES:
         raise BadInput(f"{where}.compute_mode is {card.compute_mode!r}, expected one of {', '.join(_COMPUTE_MODES)}")
+    if card.virtualization not in _VIRTUALIZATION:
+        raise BadInput(f"{where}.virtualization is {card.virtualization!r:.40}, expected one of {', '.join(_VIRTUALIZATION)}")
+    if card.mig is not None and not card.mig_capable:
+        raise BadInput(f"{where}.mig is given for a card that is not mig_capable")
+    if card.vgpus and card.virtualization != "host_vgpu":
+        raise BadInput(f"{where}.vgpu is given for a card whose virtualization is {card.virtualization}, expected host_vgpu")
     if not _uuid_ok(card.uuid):
         raise BadInput(f"{where}.uuid is {card.uuid!r}, expected GPU- and a UUID of hexadecimal digits")
     if card.reserved + card.context_overhead >= card.memory:
@@ -261,3 +301,8 @@ def _uuid_ok(text: str) -> bool:
 def compute_mode_number(card: CardConfig) -> int:
     """The card's compute mode as NVML and CUDA number it."""
     return _COMPUTE_MODES[card.compute_mode]
+
+
+def virtualization_number(card: CardConfig) -> int:
+    """The card's virtualization mode as NVML numbers it."""
+    return _VIRTUALIZATION[card.virtualization]

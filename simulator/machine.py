@@ -15,7 +15,9 @@ from types import TracebackType
 
 from poolmeter.errors import BadInput, Unavailable
 from poolmeter.native import native_path
-from poolmeter.simulator.configuration import CLOCKS, MachineConfig, compute_mode_number, load_machine
+from poolmeter.simulator import partition
+from poolmeter.simulator.configuration import CLOCKS, MachineConfig, compute_mode_number, load_machine, virtualization_number
+from poolmeter.simulator.library import Truth, load_library
 
 MACHINE_VARIABLE = "POOLMETER_SIM_MACHINE"
 _NEVER = 2**64 - 1
@@ -86,58 +88,8 @@ class Rule:
     call: str
 
 
-class _Truth(ctypes.Structure):
-    _fields_ = [
-        ("pid", ctypes.c_uint32),
-        ("device", ctypes.c_uint32),
-        ("live", ctypes.c_uint32),
-        ("killed", ctypes.c_uint32),
-        *(
-            (name, ctypes.c_uint64)
-            for name in ("start_time", "attached_ns", "ended_ns", "busy_ns", "fill_ns", "copy_ns", "kernels", "launches", "graph_launches")
-        ),
-        *((name, ctypes.c_uint64) for name in ("h2d_bytes", "d2h_bytes", "d2d_bytes", "set_bytes")),
-        *((name, ctypes.c_uint64) for name in ("memory", "memory_peak", "overhead", "refused")),
-        ("name", ctypes.c_char * 32),
-    ]
-
-
 class _DeviceTruth(ctypes.Structure):
     _fields_ = [(field.name, ctypes.c_uint64) for field in fields(DeviceTruth)]
-
-
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(native_path("libpoolmeter_sim.so")))
-    u32, u64, text, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_void_p
-    signatures: dict[str, tuple[object, list[object]]] = {
-        "psim_create": (pointer, [text, text, ctypes.c_size_t]),
-        "psim_open": (pointer, [text, text, ctypes.c_size_t]),
-        "psim_close": (None, [pointer]),
-        "psim_set": (ctypes.c_int, [pointer, ctypes.c_int, text, u64]),
-        "psim_set_text": (ctypes.c_int, [pointer, ctypes.c_int, text, text]),
-        "psim_get": (ctypes.c_int, [pointer, ctypes.c_int, text, ctypes.POINTER(u64)]),
-        "psim_get_text": (ctypes.c_int, [pointer, ctypes.c_int, text, text, ctypes.c_size_t]),
-        "psim_ready": (None, [pointer]),
-        "psim_now": (u64, [pointer]),
-        "psim_advance": (u64, [pointer, u64]),
-        "psim_truth": (ctypes.c_size_t, [pointer, ctypes.POINTER(_Truth), ctypes.c_size_t]),
-        "psim_truth_size": (ctypes.c_size_t, []),
-        "psim_device_truth": (ctypes.c_int, [pointer, u32, ctypes.POINTER(_DeviceTruth)]),
-        "psim_script": (ctypes.c_int, [pointer, text, ctypes.c_int, u32, u64, u64, ctypes.c_int, u64]),
-        "psim_unscript": (ctypes.c_int, [pointer, ctypes.c_int]),
-        "psim_rule": (ctypes.c_int, [pointer, ctypes.c_int, ctypes.POINTER(u64), ctypes.POINTER(u64)]),
-        "psim_call": (ctypes.c_int, [pointer, ctypes.c_uint, ctypes.POINTER(text), ctypes.POINTER(u64), ctypes.POINTER(ctypes.c_int)]),
-        "psim_xid": (None, [pointer, u32, u64]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = arguments
-    if library.psim_truth_size() != ctypes.sizeof(_Truth):
-        raise Unavailable(
-            f"libpoolmeter_sim.so keeps truth in {library.psim_truth_size()} bytes, this poolmeter expects {ctypes.sizeof(_Truth)}"
-        )
-    return library
 
 
 def _check_room(path: Path) -> None:
@@ -187,7 +139,7 @@ class Machine:
 
     @classmethod
     def _mapped(cls, path: Path, how: str) -> Machine:
-        library = _library()
+        library = load_library()
         error = ctypes.create_string_buffer(512)
         handle = getattr(library, how)(os.fsencode(path), error, len(error))
         if not handle:
@@ -211,8 +163,15 @@ class Machine:
             major, _, minor = card.compute_capability.partition(".")
             derived = {"minor": index, "cc_major": int(major), "cc_minor": int(minor), "graphics_clock_mhz": card.sm_clock_mhz}
             derived |= {"compute_mode": compute_mode_number(card)}
+            derived |= {
+                "virtualization": virtualization_number(card),
+                "licensed": int(card.licensed),
+                "mig_mode": int(card.mig is not None),
+            }
             for key, value in derived.items():
                 self._set(index, key, value)
+            partition.set_instances(self._library, self._handle, index, card.uuid, card.mig or ())
+            partition.set_vgpus(self._library, self._handle, index, card.uuid, card.vgpus)
 
     def _set(self, device: int, key: str, value: int) -> None:
         if self._library.psim_set(self._handle, device, key.encode(), value) != 0:
@@ -263,6 +222,23 @@ class Machine:
         """Raises an Xid event on the card; event sets registered before it see it."""
         self._library.psim_xid(self._handle, device, number)
 
+    # --- partitions
+
+    def mig(self, device: int, *profiles: str) -> None:
+        """Turns MIG on and lays the card's MIG devices out anew by profile (none: on, without one); processes on the old ones run on none."""
+        layout = partition.lay_out(profiles, f"card {device}")
+        self._set(device, "mig_mode", 1)
+        partition.set_instances(self._library, self._handle, device, self.uuid(device), layout)
+
+    def assign(self, pid: int, device: int, slot: int) -> None:
+        """The process runs on the MIG device in the slot: its memory and time are that one's too."""
+        if self._library.psim_assign(self._handle, pid, device, slot) != 0:
+            raise BadInput(f"process {pid} is not on the simulated machine, or card {device} has no slot {slot}")
+
+    def vgpus(self, device: int, *vgpus: partition.VgpuConfig) -> None:
+        """Makes the vGPUs of a host's card anew."""
+        partition.set_vgpus(self._library, self._handle, device, self.uuid(device), vgpus)
+
     # --- time and truth
 
     def now_ns(self) -> int:
@@ -277,7 +253,7 @@ class Machine:
         """One record per process and card it used, ended processes first."""
         size = 256
         while True:
-            rows = (_Truth * size)()
+            rows = (Truth * size)()
             count = int(self._library.psim_truth(self._handle, rows, size))
             if count <= size:
                 break
@@ -375,11 +351,11 @@ class Machine:
 _COPIED = (
     "memory", "reserved", "context_overhead", "sms", "threads_per_sm", "bus_width", "slice_ns", "switch_ns", "sample_ns", "idle_mw", "active_mw", "limit_mw",
     "h2d_bps", "d2h_bps", "d2d_bps", "sm_clock_mhz", "memory_clock_mhz", "temperature_idle_c", "temperature_active_c", "persistence", "ecc",
-    "accounting", "mig_capable", "gpm", "energy_counter",
+    "accounting", "mig_capable", "gpm", "energy_counter", "nvlinks",
 )  # fmt: skip
 
 
-def _process_truth(raw: _Truth) -> ProcessTruth:
+def _process_truth(raw: Truth) -> ProcessTruth:
     values = {field.name: getattr(raw, field.name) for field in fields(ProcessTruth)}
     values["name"] = raw.name.decode(errors="replace")
     values["live"] = bool(raw.live)

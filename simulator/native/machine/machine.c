@@ -271,6 +271,8 @@ void process_detach(struct sim_machine *m, uint32_t index, bool killed) {
             acc->memory_percent = 0;
             PUT(m, dev->accounted_head, dev->accounted_head + 1);
         }
+        if (a->instance > 0 && a->instance <= SIM_MAX_INSTANCES)
+            ADD(m, m->device[d].instance[a->instance - 1].ended_busy_ns, a->busy_ns);
         SUB(m, m->device[d].memory_used, a->memory);
         PUT(m, a->memory, 0);
     }

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d49534d504f50ull /* "POPMSIM1" */
-#define SIM_LAYOUT 9u
+#define SIM_LAYOUT 10u
 #define SIM_ENV "POOLMETER_SIM_MACHINE"
 
 enum {
@@ -34,6 +34,8 @@ enum {
     SIM_PROCESS_SAMPLES = 8192,
     SIM_ACCOUNTED = 4000, /* the accounting buffer of a card */
     SIM_MAX_XIDS = 64,
+    SIM_MAX_INSTANCES = 8, /* MIG devices of a card */
+    SIM_MAX_VGPUS = 16,    /* of a card */
     SIM_MAX_RULES = 64,
     SIM_MAX_CALLS = 1536, /* entry points of both libraries */
     SIM_UNDO = 8192,
@@ -121,6 +123,7 @@ struct sim_account {
     uint64_t fb_sum;
     uint64_t memory_all_peak;
     uint64_t first_context_ns;
+    uint64_t instance; /* slot of the MIG device it runs on, plus one; 0: none */
 };
 
 enum sim_process_state { SIM_PROCESS_FREE = 0, SIM_PROCESS_LIVE = 1, SIM_PROCESS_DYING = 2 };
@@ -204,6 +207,31 @@ struct sim_accounted {
     uint64_t fb_sum;
 };
 
+/* A MIG device: one compute instance, alone on its GPU instance. */
+struct sim_instance {
+    uint32_t used;
+    uint32_t gpu_instance, compute_instance;
+    uint32_t slices, sms;
+    uint32_t start, size; /* memory slices */
+    uint32_t profile_id;
+    uint64_t memory;
+    uint64_t ended_busy_ns; /* of processes that have ended */
+    char uuid[SIM_NAME];
+    char profile[32];
+};
+
+/* A vGPU of a host, whose guest is not simulated: it uses what it is said to use. */
+struct sim_vgpu {
+    uint32_t used;
+    uint32_t licensed;
+    uint32_t type_id;
+    uint32_t busy_percent;
+    uint64_t framebuffer, framebuffer_used;
+    char uuid[SIM_NAME];
+    char vm_id[SIM_NAME];
+    char type_name[SIM_NAME];
+};
+
 struct sim_device {
     /* configuration */
     char name[SIM_NAME];
@@ -223,12 +251,18 @@ struct sim_device {
     uint32_t minor, sms, cc_major, cc_minor;
     uint32_t threads_per_sm, bus_width;
     uint32_t persistence, compute_mode, ecc, accounting, numa_node, pci_device_id, pci_subsystem_id;
-    uint32_t mig_capable, mig_mode; /* the geometry will hang off here */
+    uint32_t mig_capable, mig_mode;
     uint32_t virtualization, gpm, energy_counter, remapped_correctable, remapped_uncorrectable;
     uint32_t lost;
     uint64_t ecc_volatile_correctable, ecc_volatile_uncorrectable, ecc_aggregate_correctable,
         ecc_aggregate_uncorrectable;
     uint64_t clocks_event_reasons;
+    uint64_t held_power_ns, held_sw_thermal_ns, held_hw_thermal_ns, held_brake_ns; /* clocks held down, by reason */
+    uint64_t nvlinks, nvlink_tx_kib, nvlink_rx_kib;                                /* bytes are those a test sets */
+    uint64_t mps_server; /* pid of an MPS server, whose clients are all other processes; 0: none */
+    uint64_t licensed;   /* of a guest */
+    struct sim_instance instance[SIM_MAX_INSTANCES];
+    struct sim_vgpu vgpu[SIM_MAX_VGPUS];
     /* engine */
     uint32_t engine;
     uint32_t active;   /* context on the card, or SIM_NONE */

@@ -104,6 +104,7 @@ nvmlReturn_t nvmlEventSetWait_v2(struct event_set *set, struct event_data *out, 
 struct gpm_sample {
     uint32_t magic;
     uint32_t device;
+    uint64_t instance; /* slot of a MIG device, plus one; 0: the card */
     uint64_t time_ns, busy_ns, sm_ns, warp_ns;
     uint64_t copy_bytes[SIM_COPY_KINDS];
 };
@@ -160,8 +161,9 @@ NVML_EXPORT nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, struct gpm_sample
 nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, struct gpm_sample *sample) {
     ENTER_DEVICE(nvmlGpmSampleGet, device);
     REQUIRE(sample != NULL && sample->magic == GPM_MAGIC, NVML_ERROR_INVALID_ARGUMENT);
-    REQUIRE(d->gpm, NVML_ERROR_NOT_SUPPORTED);
+    REQUIRE(d->gpm && !d->mig_mode, NVML_ERROR_NOT_SUPPORTED);
     card_lock(device->index);
+    sample->instance = 0;
     sample->device = device->index;
     sample->time_ns = m->advanced_ns;
     sample->busy_ns = d->busy_ns;
@@ -175,16 +177,32 @@ nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, struct gpm_sample *sample) {
 NVML_EXPORT nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned instance, struct gpm_sample *sample);
 nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned instance, struct gpm_sample *sample) {
     ENTER_DEVICE(nvmlGpmMigSampleGet, device);
-    (void)instance;
     REQUIRE(sample != NULL && sample->magic == GPM_MAGIC, NVML_ERROR_INVALID_ARGUMENT);
-    return NVML_ERROR_NOT_SUPPORTED; /* MIG is off */
+    REQUIRE(d->gpm && d->mig_mode, NVML_ERROR_NOT_SUPPORTED);
+    for (uint32_t i = 0; i < SIM_MAX_INSTANCES; i++) {
+        const struct sim_instance *mig = &d->instance[i];
+        if (!mig->used || mig->gpu_instance != instance)
+            continue;
+        card_lock(device->index);
+        sample->instance = i + 1;
+        sample->device = device->index;
+        sample->time_ns = m->advanced_ns;
+        sample->busy_ns = instance_busy_ns(m, device->index, mig);
+        card_unlock();
+        return NVML_SUCCESS;
+    }
+    return NVML_ERROR_NOT_FOUND;
 }
 
 static void read_metric(struct gpm_metric *g, const struct gpm_sample *a, const struct gpm_sample *b) {
     double span = (double)(b->time_ns - a->time_ns);
     const struct sim_device *d = &nvml_machine->device[b->device];
     g->code = NVML_SUCCESS;
-    switch (g->id) {
+    if (b->instance != 0 && g->id != 1 && g->id != 2 && g->id != 5) {
+        g->code = NVML_ERROR_NOT_SUPPORTED; /* of an instance only the time it worked is known */
+        return;
+    }
+    switch (b->instance != 0 && g->id == 2 ? 1 : g->id) {
     case 1:
         *g = (struct gpm_metric){
             g->id, 0, 100.0 * (double)(b->busy_ns - a->busy_ns) / span, "graphics_util", "Graphics Utilization", "%"};
@@ -238,7 +256,8 @@ nvmlReturn_t nvmlGpmMetricsGet(struct gpm_metrics *request) {
     REQUIRE(request->version == 1, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     const struct gpm_sample *a = request->first, *b = request->second;
     REQUIRE(a != NULL && b != NULL && a->magic == GPM_MAGIC && b->magic == GPM_MAGIC, NVML_ERROR_INVALID_ARGUMENT);
-    REQUIRE(a->device == b->device && b->time_ns > a->time_ns, NVML_ERROR_INVALID_ARGUMENT);
+    REQUIRE(a->device == b->device && a->instance == b->instance && b->time_ns > a->time_ns,
+            NVML_ERROR_INVALID_ARGUMENT);
     for (unsigned i = 0; i < request->count; i++)
         read_metric(&request->metrics[i], a, b);
     return NVML_SUCCESS;

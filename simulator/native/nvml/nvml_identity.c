@@ -98,8 +98,23 @@ static nvmlReturn_t give_text(char *to, unsigned length, const char *from) {
         ENTER_DEVICE(name, device);                                                                                    \
         return give_text(text, length, expression);                                                                    \
     }
-CARD_TEXT(nvmlDeviceGetUUID, d->uuid)
-CARD_TEXT(nvmlDeviceGetName, d->name)
+
+NVML_EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length);
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length) {
+    ENTER_ANY(nvmlDeviceGetUUID, device);
+    return give_text(text, length, mig != NULL ? mig->uuid : d->uuid);
+}
+
+NVML_EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length);
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length) {
+    ENTER_ANY(nvmlDeviceGetName, device);
+    if (mig == NULL)
+        return give_text(text, length, d->name);
+    char name[SIM_NAME + 48];
+    snprintf(name, sizeof name, "%s MIG %s", d->name, mig->profile);
+    return give_text(text, length, name);
+}
+
 CARD_TEXT(nvmlDeviceGetSerial, d->serial)
 
 CARD_VALUE(nvmlDeviceGetIndex, unsigned, device->index)

@@ -9,18 +9,49 @@ struct process_info { /* second and third version alike */
     unsigned gpu_instance, compute_instance;
 };
 
-static nvmlReturn_t list_compute(struct sim_machine *m, uint32_t index, unsigned *count, struct process_info *out) {
-    REQUIRE(count != NULL && (out != NULL || *count == 0), NVML_ERROR_INVALID_ARGUMENT);
+bool process_on(const struct sim_process *p, uint32_t device, const struct sim_instance *mig) {
+    const struct sim_account *a = &p->account[device];
+    if (p->state != SIM_PROCESS_LIVE)
+        return false;
+    return mig == NULL || (a->instance > 0 && &nvml_machine->device[device].instance[a->instance - 1] == mig);
+}
+
+static struct process_info entry(const struct sim_device *d, const struct sim_process *p, const struct sim_account *a) {
+    const struct sim_instance *mig = a->instance > 0 && d->mig_mode ? &d->instance[a->instance - 1] : NULL;
+    return (struct process_info){p->pid, a->memory + a->overhead, mig != NULL ? mig->gpu_instance : UINT32_MAX,
+                                 mig != NULL ? mig->compute_instance : UINT32_MAX};
+}
+
+enum list { LIST_COMPUTE, LIST_GRAPHICS, LIST_MPS };
+
+/*
+ * Nothing draws on these cards. Where an MPS server runs, it is among the compute processes, and all others are its
+ * clients: they stand in both lists, as on a card.
+ */
+static nvmlReturn_t list(struct sim_machine *m, uint32_t index, const struct sim_instance *mig, enum list kind,
+                         unsigned *count, struct process_info *out) {
+    REQUIRE(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
+    const struct sim_device *d = &m->device[index];
+    if (kind == LIST_GRAPHICS || (kind == LIST_MPS && d->mps_server == 0)) {
+        *count = 0;
+        return NVML_SUCCESS;
+    }
+    REQUIRE(out != NULL || *count == 0, NVML_ERROR_INVALID_ARGUMENT);
     card_lock(index);
     process_reap(m, true); /* a list shows no dead process */
     unsigned n = 0;
+    if (kind == LIST_COMPUTE && d->mps_server != 0 && mig == NULL) {
+        if (n < *count)
+            out[n] = (struct process_info){(unsigned)d->mps_server, 30u << 20, UINT32_MAX, UINT32_MAX};
+        n++;
+    }
     for (uint32_t i = 0; i < m->process_high; i++) {
         const struct sim_process *p = &m->process[i];
         const struct sim_account *a = &p->account[index];
-        if (p->state != SIM_PROCESS_LIVE || a->contexts == 0)
+        if (!process_on(p, index, mig) || a->contexts == 0)
             continue;
         if (n < *count)
-            out[n] = (struct process_info){p->pid, a->memory + a->overhead, UINT32_MAX, UINT32_MAX};
+            out[n] = entry(d, p, a);
         n++;
     }
     card_unlock();
@@ -29,28 +60,18 @@ static nvmlReturn_t list_compute(struct sim_machine *m, uint32_t index, unsigned
     return fits ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
-/* Nothing draws on these cards, and no MPS server runs. */
-static nvmlReturn_t list_nobody(struct sim_machine *m, uint32_t index, unsigned *count, struct process_info *out) {
-    (void)m;
-    (void)index;
-    (void)out;
-    REQUIRE(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    *count = 0;
-    return NVML_SUCCESS;
-}
-
-#define CARD_LIST(name, give)                                                                                          \
+#define CARD_LIST(name, kind)                                                                                          \
     NVML_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, struct process_info *out);                     \
     nvmlReturn_t name(nvmlDevice_t device, unsigned *count, struct process_info *out) {                                \
-        ENTER_DEVICE(name, device);                                                                                    \
-        return give(m, device->index, count, out);                                                                     \
+        ENTER_ANY(name, device);                                                                                       \
+        return list(m, device->index, mig, kind, count, out);                                                          \
     }
-CARD_LIST(nvmlDeviceGetComputeRunningProcesses_v2, list_compute)
-CARD_LIST(nvmlDeviceGetComputeRunningProcesses_v3, list_compute)
-CARD_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, list_nobody)
-CARD_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, list_nobody)
-CARD_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, list_nobody)
-CARD_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, list_nobody)
+CARD_LIST(nvmlDeviceGetComputeRunningProcesses_v2, LIST_COMPUTE)
+CARD_LIST(nvmlDeviceGetComputeRunningProcesses_v3, LIST_COMPUTE)
+CARD_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, LIST_GRAPHICS)
+CARD_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, LIST_GRAPHICS)
+CARD_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, LIST_MPS)
+CARD_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, LIST_MPS)
 
 /* --- utilisation -------------------------------------------------------------------------------------------------- */
 
@@ -90,6 +111,22 @@ static unsigned gather(const struct sim_device *d, uint64_t last_us, struct usag
     return n;
 }
 
+/* Under MPS only the server is told of, with the sum of its clients. */
+static unsigned to_server(const struct sim_device *d, struct usage *found, unsigned n) {
+    if (d->mps_server == 0 || n == 0)
+        return n;
+    struct usage all = found[0];
+    all.pid = (uint32_t)d->mps_server;
+    all.percent_sum = 0;
+    for (unsigned i = 0; i < n; i++) {
+        all.percent_sum += found[i].percent_sum * all.samples / found[i].samples;
+        if (found[i].newest_us > all.newest_us)
+            all.newest_us = found[i].newest_us;
+    }
+    found[0] = all;
+    return 1;
+}
+
 static unsigned mean_percent(const struct usage *u) {
     return (unsigned)(u->percent_sum / u->samples);
 }
@@ -114,7 +151,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, struct process
     REQUIRE(!d->mig_mode, NVML_ERROR_NOT_SUPPORTED);
     struct usage found[SIM_MAX_PROCESSES];
     card_lock(device->index);
-    unsigned n = gather(d, last_us, found, SIM_MAX_PROCESSES);
+    unsigned n = to_server(d, found, gather(d, last_us, found, SIM_MAX_PROCESSES));
     card_unlock();
     if (out == NULL || *count < n) {
         *count = room_for(n);
@@ -148,7 +185,7 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, struct p
     REQUIRE(!d->mig_mode, NVML_ERROR_NOT_SUPPORTED);
     struct usage found[SIM_MAX_PROCESSES];
     card_lock(device->index);
-    unsigned n = gather(d, info->last_us, found, SIM_MAX_PROCESSES);
+    unsigned n = to_server(d, found, gather(d, info->last_us, found, SIM_MAX_PROCESSES));
     card_unlock();
     if (info->entries == NULL || info->count < n) {
         info->count = room_for(n);

@@ -23,7 +23,8 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned long l
     REQUIRE(value_type != NULL && count != NULL && type >= 0 && type < 10, NVML_ERROR_INVALID_ARGUMENT);
     REQUIRE(type != 7, NVML_ERROR_INVALID_ARGUMENT);       /* the power of a module these cards are not on */
     REQUIRE(type != 5 && type != 6, NVML_ERROR_NOT_FOUND); /* clocks are not sampled by these drivers */
-    *value_type = 1;                                       /* unsigned int */
+    REQUIRE(!d->mig_mode || type == 0, NVML_ERROR_NOT_SUPPORTED);
+    *value_type = 1; /* unsigned int */
     if (out == NULL) {
         *count = SIM_DEVICE_SAMPLES;
         return NVML_SUCCESS;
@@ -72,6 +73,8 @@ static void read_field(const struct sim_machine *m, const struct sim_device *d, 
     f->value.wide = 0;
     switch (f->field) {
     case 74: /* time held down by power, thermal, sync boost, board limit, low utilisation, reliability policies */
+        put(f, TYPE_WIDE, d->held_power_ns);
+        break;
     case 75:
     case 76:
     case 77:
@@ -126,10 +129,20 @@ static void read_field(const struct sim_machine *m, const struct sim_device *d, 
     case 230: /* recovery action: none */
         put(f, TYPE_UNSIGNED, 0);
         break;
+    case 138:
+    case 139: /* KiB over one link, or over all of them */
+        if (d->nvlinks > 0)
+            put(f, TYPE_WIDE,
+                (f->field == 138 ? d->nvlink_tx_kib : d->nvlink_rx_kib) / (f->scope == UINT32_MAX ? 1 : d->nvlinks));
+        break;
     case 269:
+        put(f, TYPE_WIDE, d->held_sw_thermal_ns);
+        break;
     case 270:
+        put(f, TYPE_WIDE, d->held_hw_thermal_ns);
+        break;
     case 271:
-        put(f, TYPE_WIDE, 0);
+        put(f, TYPE_WIDE, d->held_brake_ns);
         break;
     default:
         break;

@@ -14,10 +14,16 @@ struct memory_info_v2 {
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct memory_info *out);
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct memory_info *out) {
-    ENTER_DEVICE(nvmlDeviceGetMemoryInfo, device);
+    ENTER_ANY(nvmlDeviceGetMemoryInfo, device);
     REQUIRE(out != NULL, NVML_ERROR_INVALID_ARGUMENT);
     card_lock(device->index);
     process_reap(m, false);
+    if (mig != NULL) {
+        uint64_t used = instance_memory_used(m, device->index, mig);
+        *out = (struct memory_info){mig->memory, mig->memory > used ? mig->memory - used : 0, used};
+        card_unlock();
+        return NVML_SUCCESS;
+    }
     out->total = d->memory;
     out->free = memory_free(m, device->index);
     out->used = d->memory - out->free; /* the first version counts the driver's own part as used */
@@ -27,11 +33,20 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct memory_info *ou
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, struct memory_info_v2 *out);
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, struct memory_info_v2 *out) {
-    ENTER_DEVICE(nvmlDeviceGetMemoryInfo_v2, device);
+    ENTER_ANY(nvmlDeviceGetMemoryInfo_v2, device);
     REQUIRE(out != NULL, NVML_ERROR_INVALID_ARGUMENT);
     REQUIRE(out->version == (sizeof *out | (2u << 24)), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     card_lock(device->index);
     process_reap(m, false);
+    if (mig != NULL) {
+        uint64_t used = instance_memory_used(m, device->index, mig);
+        out->total = mig->memory;
+        out->reserved = 0;
+        out->free = mig->memory > used ? mig->memory - used : 0;
+        out->used = used;
+        card_unlock();
+        return NVML_SUCCESS;
+    }
     out->total = d->memory;
     out->reserved = d->reserved;
     out->free = memory_free(m, device->index);
@@ -69,6 +84,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, stru
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, struct utilization *out) {
     ENTER_DEVICE(nvmlDeviceGetUtilizationRates, device);
     REQUIRE(out != NULL, NVML_ERROR_INVALID_ARGUMENT);
+    REQUIRE(!d->mig_mode, NVML_ERROR_NOT_SUPPORTED);
     card_lock(device->index);
     const struct sim_device_sample *s = &d->samples[(d->samples_head - 1) % SIM_DEVICE_SAMPLES];
     *out = d->samples_head > 0 ? (struct utilization){s->sm_percent, s->memory_percent} : (struct utilization){0, 0};

@@ -28,16 +28,20 @@ typedef enum nvmlReturn {
 struct nvmlDevice_st {
     uint32_t magic;
     uint32_t index;
+    uint32_t instance; /* of a MIG device: its slot */
 };
 typedef struct nvmlDevice_st *nvmlDevice_t;
 #define NVML_DEVICE_MAGIC 0x4e564431u
+#define NVML_MIG_MAGIC 0x4e564432u
 
 extern struct sim_machine *nvml_machine;
 extern struct nvmlDevice_st nvml_devices[SIM_MAX_DEVICES];
+extern struct nvmlDevice_st nvml_migs[SIM_MAX_DEVICES][SIM_MAX_INSTANCES];
 
 /* Counts the call; the scripted code, or what stands in the way (not initialised, no such card, card lost). */
 int nvml_enter(uint32_t call);
 int nvml_enter_device(uint32_t call, nvmlDevice_t device);
+int nvml_enter_any(uint32_t call, nvmlDevice_t device, struct sim_instance **mig); /* *mig NULL: a whole card */
 int nvml_unimplemented(uint32_t call, const char *name);
 
 #define ENTER(name)                                                                                                    \
@@ -51,6 +55,19 @@ int nvml_unimplemented(uint32_t call, const char *name);
 #define ENTER_DEVICE(name, device)                                                                                     \
     do {                                                                                                               \
         int code_ = nvml_enter_device(CALL_##name, device);                                                            \
+        if (code_ != 0)                                                                                                \
+            return (nvmlReturn_t)code_;                                                                                \
+    } while (0);                                                                                                       \
+    struct sim_machine *m = nvml_machine;                                                                              \
+    struct sim_device *d = &m->device[(device)->index];                                                                \
+    (void)m;                                                                                                           \
+    (void)d
+
+/* As ENTER_DEVICE for calls that also take the handle of a MIG device; declares `mig` too. */
+#define ENTER_ANY(name, device)                                                                                        \
+    struct sim_instance *mig = NULL;                                                                                   \
+    do {                                                                                                               \
+        int code_ = nvml_enter_any(CALL_##name, device, &mig);                                                         \
         if (code_ != 0)                                                                                                \
             return (nvmlReturn_t)code_;                                                                                \
     } while (0);                                                                                                       \
@@ -84,6 +101,10 @@ static inline void card_lock(uint32_t index) {
 static inline void card_unlock(void) {
     machine_unlock(nvml_machine);
 }
+bool process_on(const struct sim_process *p, uint32_t device, const struct sim_instance *mig); /* locked; NULL: card */
+uint64_t instance_memory_used(const struct sim_machine *m, uint32_t device,
+                              const struct sim_instance *mig);                                           /* locked */
+uint64_t instance_busy_ns(const struct sim_machine *m, uint32_t device, const struct sim_instance *mig); /* locked */
 uint32_t card_busy_percent(const struct sim_device *d); /* mean of the last second's samples */
 unsigned card_temperature(const struct sim_device *d);
 

@@ -8,6 +8,7 @@
 
 struct sim_machine *nvml_machine;
 struct nvmlDevice_st nvml_devices[SIM_MAX_DEVICES];
+struct nvmlDevice_st nvml_migs[SIM_MAX_DEVICES][SIM_MAX_INSTANCES];
 
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static int init_count;
@@ -30,6 +31,22 @@ int nvml_enter_device(uint32_t call, nvmlDevice_t device) {
     if (!ours)
         return NVML_ERROR_INVALID_ARGUMENT;
     return nvml_machine->device[device->index].lost ? NVML_ERROR_GPU_IS_LOST : 0;
+}
+
+int nvml_enter_any(uint32_t call, nvmlDevice_t device, struct sim_instance **mig) {
+    *mig = NULL;
+    struct nvmlDevice_st *first = &nvml_migs[0][0];
+    if (nvml_machine == NULL || device < first || device >= first + SIM_MAX_DEVICES * SIM_MAX_INSTANCES ||
+        device->magic != NVML_MIG_MAGIC)
+        return nvml_enter_device(call, device);
+    int code = nvml_enter_device(call, &nvml_devices[device->index]);
+    if (code != 0)
+        return code;
+    struct sim_instance *found = &nvml_machine->device[device->index].instance[device->instance];
+    if (!found->used)
+        return NVML_ERROR_INVALID_ARGUMENT; /* destroyed since the handle was given */
+    *mig = found;
+    return 0;
 }
 
 int nvml_unimplemented(uint32_t call, const char *name) {
@@ -61,8 +78,11 @@ static nvmlReturn_t initialise(uint32_t call) {
             fprintf(stderr, "poolmeter simulator: %s\n", error);
             return NVML_ERROR_DRIVER_NOT_LOADED;
         }
-        for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++)
-            nvml_devices[i] = (struct nvmlDevice_st){NVML_DEVICE_MAGIC, i};
+        for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++) {
+            nvml_devices[i] = (struct nvmlDevice_st){NVML_DEVICE_MAGIC, i, 0};
+            for (uint32_t k = 0; k < SIM_MAX_INSTANCES; k++)
+                nvml_migs[i][k] = (struct nvmlDevice_st){NVML_MIG_MAGIC, i, k};
+        }
         nvml_machine = m;
         snprintf(mapped_path, sizeof mapped_path, "%s", path);
     }

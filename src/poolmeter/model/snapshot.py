@@ -5,6 +5,8 @@ An absent value is None. Cumulative counters (`*_total`) carry `origin`: they st
 
 from dataclasses import dataclass, field
 
+from poolmeter.model.hardware import BusFunction, Hardware
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceHealth:
@@ -53,6 +55,7 @@ class DeviceSnapshot:
     memory_allocated_bytes: int | None = None
     hooked_memory_bytes: int | None = None
     memory_difference_bytes: int | None = None
+    hardware: Hardware | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,3 +248,4 @@ class Snapshot:
     holders: tuple[HolderSnapshot, ...] = ()
     attribution_faults: tuple[AttributionFault, ...] = ()
     host: HostSnapshot | None = None
+    functions: tuple[BusFunction, ...] = ()

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from poolmeter.vendors.nvidia import NvidiaVendor
+from poolmeter.vendors.nvidia import sampled_nvidia
 from poolmeter.vendors.reading import DeviceReading, ProcessReading, Vendor, VendorReading
 
-VENDORS: dict[str, Callable[[], Vendor]] = {"nvidia": NvidiaVendor}
+VENDORS: dict[str, Callable[[], Vendor]] = {"nvidia": sampled_nvidia}
 
 __all__ = ["VENDORS", "DeviceReading", "ProcessReading", "Vendor", "VendorReading"]

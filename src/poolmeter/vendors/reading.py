@@ -1,7 +1,9 @@
 """What a vendor's library says of its devices at one moment. Absent (None) is what it does not say; there are no sentinels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from poolmeter.model.hardware import BusFunction, Hardware
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +13,7 @@ class ProcessReading:
     `pid` is of the host namespace, `start_ticks` field 22 of its stat (None: it has ended). `busy_us_total` integrates sampled
     utilisation since the reading's origin. `listed` False: known from utilisation samples alone. `accounted_us_total` is what the driver's
     accounting says of the process's whole life (None: accounting is off, or says nothing of it yet). `divided`: the use is a part of what
-    the MPS server was seen to use, not measured.
+    the MPS server was seen to use, not measured. `mps` is `server` or `client`.
     """
 
     pid: int
@@ -22,6 +24,10 @@ class ProcessReading:
     listed: bool = True
     divided: bool = False
     accounted_us_total: int | None = None
+    mps: str | None = None
+    active_thread_ppm: int | None = None
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,7 @@ class DeviceReading:
     processes: tuple[ProcessReading, ...] = ()
     processes_known: bool = False
     errors: tuple[str, ...] = ()
+    hardware: Hardware = field(default_factory=Hardware)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,8 @@ class VendorReading:
     """All devices of a vendor. `error`: the library as a whole does not answer, and `devices` is empty.
 
     `origin` changes whenever integration starts anew (a restarted sampler). `unidentified` counts devices that gave no UUID.
+    `hung_us` is how long the oldest call that has not come back is under way; `replace`: this process's library is of no more use, a new
+    process may do better (the driver was replaced under it).
     """
 
     vendor: str
@@ -72,6 +81,9 @@ class VendorReading:
     devices: tuple[DeviceReading, ...] = ()
     error: str | None = None
     unidentified: int = 0
+    hung_us: int = 0
+    replace: bool = False
+    functions: tuple[BusFunction, ...] = ()
 
 
 class Vendor(Protocol):

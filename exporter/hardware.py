@@ -1,0 +1,87 @@
+"""Counters of the hardware carried on: whatever starts anew behind them (a driver, a sampler, a cleared register), none goes down.
+
+What is kept lies in the ledger, so it survives the exporter too: under `uuid|name|key`, the total before the counter's last new start, what
+it said last, and of Xids when.
+"""
+
+from dataclasses import replace
+from typing import TypeVar
+
+from poolmeter.model.hardware import Hardware, MigInstance, Vgpu, XidCount
+from poolmeter.vendors.reading import DeviceReading, VendorReading
+
+Kept = dict[str, list[int]]
+Part = TypeVar("Part", MigInstance, Vgpu)
+_NUMBERS = ("pcie_tx_bytes_total", "pcie_rx_bytes_total", "nvlink_tx_bytes_total", "nvlink_rx_bytes_total")
+_MAPS = ("throttle_us_total", "ecc_errors_total", "remapped_rows_total")
+
+
+class HardwareTotals:
+    """Totals of every counter of every device."""
+
+    def __init__(self, kept: Kept, origin: str) -> None:
+        """`kept` is the ledger's, and is changed here; `origin` names since when it counts."""
+        self._kept, self._origin = kept, origin
+        self._reader: str | None = None
+
+    def carry(self, reading: VendorReading) -> VendorReading:
+        """The reading with totals in place of the raw counters; Xids stay when the card is lost."""
+        anew = self._reader != reading.origin
+        self._reader = reading.origin
+        return replace(reading, devices=tuple(self._device(device, anew) for device in reading.devices))
+
+    def _device(self, device: DeviceReading, anew: bool) -> DeviceReading:
+        hardware, uuid = device.hardware, device.uuid
+        values: dict[str, object] = {"origin": self._origin}
+        for name in _NUMBERS:
+            raw = getattr(hardware, name)
+            if raw is not None:
+                values[name] = self._total(raw, uuid, name, "")
+        for name in _MAPS:
+            values[name] = {key: self._total(raw, uuid, name, key) for key, raw in getattr(hardware, name).items()}
+        values["xids"] = self._xids(uuid, hardware, anew)
+        parts: tuple[MigInstance | Vgpu, ...] = (*(hardware.instances or ()), *(hardware.vgpus or ()))
+        if device.up and not hardware.stale:
+            prefix, present = f"{uuid}|part|", {part.uuid for part in parts}
+            for key in [key for key in self._kept if key.startswith(prefix) and key.removeprefix(prefix) not in present]:
+                del self._kept[key]
+        if hardware.instances is not None:
+            values["instances"] = tuple(self._busy(uuid, part) for part in hardware.instances)
+        if hardware.vgpus is not None:
+            values["vgpus"] = tuple(self._busy(uuid, part) for part in hardware.vgpus)
+        return replace(device, hardware=replace(hardware, **values))  # type: ignore[arg-type]
+
+    def _total(self, raw: int, uuid: str, name: str, key: str) -> int:
+        counter = self._kept.setdefault(f"{uuid}|{name}|{key}", [0, 0])
+        if raw < counter[1]:
+            counter[0] += counter[1]
+        counter[1] = raw
+        return counter[0] + raw
+
+    def _busy(self, uuid: str, part: Part) -> Part:
+        if part.busy_us_total is None:
+            return part
+        return replace(part, busy_us_total=self._total(part.busy_us_total, uuid, "part", part.uuid))
+
+    def _xids(self, uuid: str, hardware: Hardware, anew: bool) -> tuple[XidCount, ...]:
+        """Counts of this reader and of those before it: a new one begins at none, so what it says first says nothing of the old one's."""
+        prefix = f"{uuid}|xid|"
+        for item in hardware.xids:
+            self._kept.setdefault(f"{prefix}{item.xid}", [0, 0, 0])
+        told = {item.xid: item for item in hardware.xids}
+        found = []
+        for key, counter in self._kept.items():
+            if not key.startswith(prefix):
+                continue
+            xid = int(key.removeprefix(prefix))
+            if anew:
+                counter[0], counter[1] = counter[0] + counter[1], 0
+            if xid in told:
+                counter[1:] = [max(counter[1], told[xid].count), max(counter[2], told[xid].last_us)]
+            found.append(XidCount(xid=xid, count=counter[0] + counter[1], last_us=counter[2]))
+        return tuple(sorted(found, key=lambda item: item.xid))
+
+
+def stale(reading: VendorReading) -> VendorReading:
+    """The same reading at a later turn: every device of it is marked as not read at this one."""
+    return replace(reading, devices=tuple(replace(device, hardware=replace(device.hardware, stale=True)) for device in reading.devices))

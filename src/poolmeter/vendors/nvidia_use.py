@@ -1,0 +1,208 @@
+"""Use of a card and of its processes, integrated from NVML's samples.
+
+Process utilisation names only processes active in the last period and answers NOT_FOUND for "nothing new"; its size call may return
+SUCCESS with 0, which the binding raises as a bare error. Under MPS it names only the server, with the sum of its clients: that sum is
+divided among the clients the card lists, by their active thread percentages where those are known, and marked.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from poolmeter.vendors.mps import is_server
+from poolmeter.vendors.nvml import Nvml, number, text
+from poolmeter.vendors.proc import command_of, start_ticks_of
+from poolmeter.vendors.reading import ProcessReading
+
+FORGET_AFTER_US = 120_000_000  # an ended process stays this long, so that whoever reads seldom still sees its last use
+FULL_PPM = 1_000_000
+
+
+@dataclass
+class _Busy:
+    """Integrated use of one process."""
+
+    start_ticks: int | None
+    command: str | None
+    total_us: int = 0
+    seen_us: int = 0
+    divided: bool = False
+
+
+@dataclass
+class Listed:
+    """What the lists say of one process."""
+
+    memory: int | None = None
+    mps: str | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+@dataclass
+class Use:
+    """Integration of one card, kept from reading to reading."""
+
+    nvml: Nvml
+    proc: Path
+    busy_us: int | None = None
+    rates_us: int | None = None  # when utilisation rates were last integrated
+    sample_us: int | None = None  # newest utilisation sample taken
+    process_sample_us: int | None = None
+    process_samples: bool = False  # whether the card tells the use of processes
+    processes: dict[int, _Busy] = field(default_factory=dict)
+    threads_ppm: Mapping[int, int] = field(default_factory=dict)  # active thread percentages of MPS clients
+
+    def device(self, handle: Any, utilization_ppm: int | None, errors: list[str]) -> None:
+        """Adds to `busy_us`: from the sample buffer, each sample over the time since the one before it; else the rate over the interval."""
+        nvml = self.nvml.binding
+        now_us = time.time_ns() // 1000
+        try:
+            _, samples = self.nvml.call("nvmlDeviceGetSamples", handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, self.sample_us or 0)
+        except nvml.NVMLError as fault:
+            if self.nvml.code(fault) == nvml.NVML_ERROR_NOT_FOUND:
+                self.busy_us = self.busy_us or 0
+                return  # nothing new in the buffer; the next sample covers the time
+            errors.append(f"nvmlDeviceGetSamples: {fault}")
+            if utilization_ppm is None:
+                self.rates_us = None  # the time until it is told again is nobody's
+            else:
+                if self.rates_us is not None and now_us > self.rates_us:
+                    self.busy_us = (self.busy_us or 0) + utilization_ppm * (now_us - self.rates_us) // 1_000_000
+                elif self.busy_us is None:
+                    self.busy_us = 0
+                self.rates_us = now_us
+            return
+        fresh = sorted((int(sample.timeStamp), min(100, int(sample.sampleValue.uiVal))) for sample in samples)
+        fresh = [(at, value) for at, value in fresh if at > (self.sample_us or 0)]
+        if self.sample_us is None:
+            # What lies in the buffer at the first look was used before anybody watched.
+            self.sample_us = fresh[-1][0] if fresh else None
+            self.busy_us = self.busy_us or 0
+            return
+        for at, value in fresh:
+            self.busy_us = (self.busy_us or 0) + value * (at - self.sample_us) // 100
+            self.sample_us = at
+
+    def lists(self, handle: Any, errors: list[str]) -> tuple[dict[int, Listed], bool]:
+        """Processes with a context, once each (the compute, MPS and graphics lists overlap); and whether any list answered."""
+        found: dict[int, Listed] = {}
+        known = False
+        for kind in ("Compute", "MPSCompute", "Graphics"):
+            rows = self.nvml.value(errors, f"nvmlDeviceGet{kind}RunningProcesses_v3", handle)
+            known = known or rows is not None
+            for row in rows or ():
+                mine = found.setdefault(int(row.pid), Listed())
+                mine.memory = max((value for value in (mine.memory, number(row.usedGpuMemory)) if value is not None), default=None)
+                mine.gpu_instance = number(getattr(row, "gpuInstanceId", None))
+                mine.compute_instance = number(getattr(row, "computeInstanceId", None))
+                if kind == "MPSCompute":
+                    mine.mps = "client"
+        now_us = time.time_ns() // 1000
+        for pid, mine in found.items():
+            busy = self._process(pid, now_us)
+            command = busy.command if busy else None
+            if command is None and mine.mps is None:
+                name = self.nvml.ask("nvmlSystemGetProcessName", pid)
+                command = None if name is None else text(name)
+            if is_server(command):
+                mine.mps = "server"
+        return found, known
+
+    def integrate(self, handle: Any, listed: Mapping[int, Listed], errors: list[str]) -> None:
+        """Adds each process's samples to its total; together they never exceed the time since the last look.
+
+        One entry of a process is its mean over all sample periods since the last look, whenever in them it was active; of several
+        entries each is the mean since the one before. The newest sample of the device says how far those periods reach.
+        """
+        nvml = self.nvml.binding
+        now_us = time.time_ns() // 1000
+        last = self.process_sample_us
+        samples: list[Any] = []
+        for attempt in range(3):
+            try:
+                samples = self.nvml.call("nvmlDeviceGetProcessUtilization", handle, last or 0)
+                break
+            except nvml.NVMLError as fault:
+                code = self.nvml.code(fault)
+                if code == nvml.NVML_ERROR_INSUFFICIENT_SIZE and attempt < 2:
+                    continue  # a process started between the size call and the second call
+                if code not in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_SUCCESS):
+                    errors.append(f"nvmlDeviceGetProcessUtilization: {fault}")
+                    return
+                break
+        self.process_samples = True
+        # The driver has been seen to return a hundred zero entries and absurd values: only what is newer and non-zero counts.
+        fresh = sorted((int(s.timeStamp), int(s.pid), min(100, int(s.smUtil))) for s in samples if int(s.timeStamp) > (last or 0))
+        newest = max([at for at, _, _ in fresh] + [at for at in (self.sample_us, last) if at is not None], default=None)
+        self.process_sample_us = newest
+        if last is None or newest is None:
+            return  # what lies in the buffer at the first look was used before anybody watched
+        entries: dict[int, list[tuple[int, int]]] = {}
+        for at, pid, value in fresh:
+            entries.setdefault(pid, []).append((at, value))
+        used: dict[int, int] = {}
+        for pid, mine in entries.items():
+            ends = [at for at, _ in mine[:-1]] + [newest if len(mine) == 1 else mine[-1][0]]
+            starts = [last, *ends[:-1]]
+            used[pid] = sum(value * (end - start) // 100 for (_, value), start, end in zip(mine, starts, ends, strict=True))
+        total, window = sum(used.values()), newest - last
+        if total > window:
+            used = {pid: amount * window // total for pid, amount in used.items()}
+        clients = {pid: self.threads_ppm.get(pid, FULL_PPM) for pid, item in listed.items() if item.mps == "client"}
+        for pid, amount in used.items():
+            server = pid in listed and listed[pid].mps == "server"
+            for owner, part in (divide(amount, clients) if server and clients else {pid: amount}).items():
+                busy = self._process(owner, now_us)
+                if busy is not None:
+                    busy.total_us += part
+                    busy.divided = busy.divided or owner != pid
+
+    def _process(self, pid: int, now_us: int) -> _Busy | None:
+        """What is kept of the process that has `pid` now; None for a pid that nobody ever saw (samples outlive their process)."""
+        busy, start = self.processes.get(pid), start_ticks_of(pid, self.proc)
+        if start is not None and (busy is None or busy.start_ticks != start):
+            busy = _Busy(start, command_of(pid, self.proc))
+            self.processes[pid] = busy
+        if busy is not None:
+            busy.seen_us = now_us
+        return busy
+
+    def readings(self, listed: Mapping[int, Listed]) -> tuple[ProcessReading, ...]:
+        """Everybody who is on the card, or was on it a moment ago."""
+        now_us = time.time_ns() // 1000
+        for pid in [pid for pid, busy in self.processes.items() if now_us - busy.seen_us > FORGET_AFTER_US]:
+            del self.processes[pid]
+        found = []
+        for pid in sorted(listed.keys() | self.processes.keys()):
+            busy, item = self.processes.get(pid), listed.get(pid, Listed())
+            found.append(
+                ProcessReading(
+                    pid=pid,
+                    start_ticks=busy.start_ticks if busy else None,
+                    command=busy.command if busy else None,
+                    memory_bytes=item.memory,
+                    busy_us_total=busy.total_us if busy and self.process_samples else None,
+                    listed=pid in listed,
+                    divided=busy.divided if busy else False,
+                    mps=item.mps,
+                    active_thread_ppm=self.threads_ppm.get(pid),
+                    gpu_instance_id=item.gpu_instance,
+                    compute_instance_id=item.compute_instance,
+                )
+            )
+        return tuple(found)
+
+
+def divide(amount: int, weights: Mapping[int, int]) -> dict[int, int]:
+    """An amount in whole parts by weight (all 0: alike); the parts add up to it, and who comes first by number gets what is left."""
+    total = sum(weights.values())
+    shares = weights if total > 0 else dict.fromkeys(weights, 1)
+    total = total or len(shares)
+    parts = {key: amount * weight // total for key, weight in sorted(shares.items())}
+    left = amount - sum(parts.values())
+    for key in list(parts)[:left]:
+        parts[key] += 1
+    return parts
