@@ -173,9 +173,10 @@ class Strangers:
         if gained is None:
             return
         basis, wanted = gained
-        process.basis, process.m_basis = join(process.basis, basis), join(process.m_basis, basis)
+        process.basis = join(process.basis, basis, process.counted_us, wanted)
+        process.m_basis = join(process.m_basis, basis, process.m_used_us, wanted)
         if part is not None:
-            self._mark(part, basis)
+            self._mark(part, basis, wanted)
 
         def take(parts: list[int]) -> None:
             counted = sum(parts)
@@ -191,8 +192,9 @@ class Strangers:
 
         tick.rooms[device.uuid].claim(Rank.ACCOUNTING if basis is UsedBasis.ACCOUNTING else Rank.SAMPLED, wanted, take)
 
-    def _mark(self, part: SliceLedger, basis: UsedBasis) -> None:
-        part.shared_basis, part.m_shared_basis = join(part.shared_basis, basis), join(part.m_shared_basis, basis)
+    def _mark(self, part: SliceLedger, basis: UsedBasis, wanted: int) -> None:
+        part.shared_basis = join(part.shared_basis, basis, part.shared_us_total, wanted)
+        part.m_shared_basis = join(part.m_shared_basis, basis, part.m_shared_us, wanted)
         self.measured.add(f"{part.device_uuid}|{part.allocation_id}")
         part.shared_us_total = part.shared_us_total or 0
         part.m_shared_us = part.m_shared_us or 0
@@ -221,9 +223,11 @@ class Strangers:
             gains.of(holder, "unaccounted_us_total", parts)
 
 
-def join(known: str | None, basis: UsedBasis) -> str:
-    """The basis of a sum of which a part had `known` (None: it had none yet)."""
-    return basis.value if known in (None, basis.value) else UsedBasis.MIXED.value
+def join(known: str | None, basis: UsedBasis, before: int | None, gained: int) -> str:
+    """The basis of a sum that was `before` by `known` and gains `gained` by another: where either is nothing, the other's."""
+    if known is None or not before:
+        return basis.value
+    return known if not gained or known == basis.value else UsedBasis.MIXED.value
 
 
 def _gained(process: ProcessLedger, found: ProcessReading) -> tuple[UsedBasis, int] | None:
