@@ -177,6 +177,8 @@ class Ledger:
     slices: dict[str, SliceLedger] = field(default_factory=dict)
     processes: dict[str, ProcessLedger] = field(default_factory=dict)
     holders: dict[str, HolderLedger] = field(default_factory=dict)
+    # Device time of the card that is counted of each MIG instance.
+    instances: dict[str, int] = field(default_factory=dict)
     # Retired allocations whose last record is closed: the sequence that must be acknowledged before their folder may go.
     settled: dict[str, int] = field(default_factory=dict)
     tampered: list[str] = field(default_factory=list)
@@ -199,6 +201,7 @@ class Ledger:
                 "slices": [vars(part) for part in self.slices.values()],
                 "processes": {key: vars(process) for key, process in self.processes.items()},
                 "holders": {key: vars(holder) for key, holder in self.holders.items()},
+                "instances": self.instances,
                 "settled": self.settled,
                 "tampered": self.tampered,
                 "hardware": self.hardware,
@@ -227,6 +230,7 @@ def ledger_from(plain: dict[str, Any]) -> Ledger:
         processes={key: ProcessLedger(**{"counted_us": item["base_busy_us"], **item}) for key, item in plain["processes"].items()},
         # Absent in what an exporter without attribution wrote.
         holders={key: HolderLedger(**item) for key, item in plain.get("holders", {}).items()},
+        instances=plain.get("instances", {}),
         settled=plain["settled"],
         tampered=plain["tampered"],
         hardware=plain.get("hardware", {}),

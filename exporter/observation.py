@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from poolmeter.exporter.allocations import AllocationReading
+from poolmeter.exporter.instances import InstanceUse
 from poolmeter.model.usage import UsageRecord
 from poolmeter.vendors.reading import DeviceReading
 
@@ -16,6 +17,7 @@ class Observation:
     origin: str
     allocations: Mapping[str, AllocationReading]
     unidentified: int = 0  # devices that did not say who they are
+    instances: Mapping[str, list[InstanceUse]] = field(default_factory=dict)  # of cards in MIG mode that tell it, by card
 
 
 @dataclass

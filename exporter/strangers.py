@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from poolmeter.exporter.attribution import OwnAllocations, ProcessKey, Who
+from poolmeter.exporter.instances import InstanceUse
 from poolmeter.exporter.ledger import DeviceLedger, HolderLedger, Ledger, ProcessLedger, SliceLedger
 from poolmeter.exporter.observation import Observation
 from poolmeter.exporter.room import Rank, Room
@@ -19,6 +20,7 @@ from poolmeter.model.usage import UsedBasis
 from poolmeter.vendors.reading import DeviceReading, ProcessReading
 
 HOLDER_US = MINUTE_US  # what is counted of a holder outlives its last process by this, so that the next one goes on
+INSTANCES = 512  # more of them than any node has at a time: those that are gone are forgotten
 WAIT_US = MINUTE_US // 2  # what a card has no room for waits this long at most
 
 
@@ -69,6 +71,12 @@ class Strangers:
             if not process.hooked and seen.devices is not None:
                 process.present = False
                 process.ended = True
+        for uuid, uses in seen.instances.items():
+            for use in uses:
+                self._claim_instance(self.ledger.devices[uuid], use, tick)
+        if len(self.ledger.instances) > INSTANCES:
+            there = {use.uuid for uses in seen.instances.values() for use in uses}
+            self.ledger.instances = {uuid: counted for uuid, counted in self.ledger.instances.items() if uuid in there}
         for uuid, reading in (seen.devices or {}).items():
             device = self.ledger.devices[uuid]
             if not reading.up or not reading.processes_known:
@@ -188,9 +196,34 @@ class Strangers:
             else:
                 process.base_busy_us += counted + given_up
             tick.gains.of(process, "m_used_us", parts)
-            self._give(device, part, holder, process, parts, tick.gains)
+            self._give(device, part, parts, tick.gains)
+            if part is None:
+                tick.gains.of(holder, "unaccounted_us_total", parts) if holder else tick.gains.of(process, "waiting_us", parts)
+            elif any(parts):
+                part.utilised_us = self.ledger.cursor_us + sum(tick.gains.lengths)
 
         tick.rooms[device.uuid].claim(Rank.ACCOUNTING if basis is UsedBasis.ACCOUNTING else Rank.SAMPLED, wanted, take)
+
+    def _claim_instance(self, device: DeviceLedger, use: InstanceUse, tick: _Tick) -> None:
+        """Hardware activity of a MIG instance: its slice's where it has no meter, unaccounted where it is nobody's."""
+        counted = self.ledger.instances.setdefault(use.uuid, use.busy_us_total)
+        wanted = max(0, use.busy_us_total - counted)
+        key = f"{device.uuid}|{use.allocation_id}"
+        if key in tick.metered:
+            self.ledger.instances[use.uuid] = use.busy_us_total
+            return
+        standing = any(item.id == use.allocation_id for item in tick.standing.get(device.uuid, []))
+        part = self.ledger.slices.setdefault(key, SliceLedger(device.uuid, use.allocation_id or "")) if standing else None
+        if part is not None:
+            self._mark(part, UsedBasis.SAMPLED, wanted)
+
+        def take(parts: list[int]) -> None:
+            self.ledger.instances[use.uuid] += sum(parts) + max(0, wanted - sum(parts) - WAIT_US)
+            self._give(device, part, parts, tick.gains)
+            if part is not None and any(parts):
+                part.gpm_us = self.ledger.cursor_us + sum(tick.gains.lengths)
+
+        tick.rooms[device.uuid].claim(Rank.SAMPLED, wanted, take)
 
     def _mark(self, part: SliceLedger, basis: UsedBasis, wanted: int) -> None:
         part.shared_basis = join(part.shared_basis, basis, part.shared_us_total, wanted)
@@ -199,28 +232,14 @@ class Strangers:
         part.shared_us_total = part.shared_us_total or 0
         part.m_shared_us = part.m_shared_us or 0
 
-    def _give(
-        self,
-        device: DeviceLedger,
-        part: SliceLedger | None,
-        holder: HolderLedger | None,
-        process: ProcessLedger,
-        parts: list[int],
-        gains: Gains,
-    ) -> None:
-        if part is not None:
-            gains.of(part, "m_shared_us", parts)
-            gains.of(part, "shared_us_total", parts)
-            gains.of(device, "m_shared_us", parts)
-            if any(parts):
-                part.utilised_us = self.ledger.cursor_us + sum(gains.lengths)
+    def _give(self, device: DeviceLedger, part: SliceLedger | None, parts: list[int], gains: Gains) -> None:
+        if part is None:
+            gains.of(device, "m_unaccounted_us", parts)
+            gains.of(device, "unaccounted_us_total", parts)
             return
-        gains.of(device, "m_unaccounted_us", parts)
-        gains.of(device, "unaccounted_us_total", parts)
-        if holder is None:
-            gains.of(process, "waiting_us", parts)
-        else:
-            gains.of(holder, "unaccounted_us_total", parts)
+        gains.of(part, "m_shared_us", parts)
+        gains.of(part, "shared_us_total", parts)
+        gains.of(device, "m_shared_us", parts)
 
 
 def join(known: str | None, basis: UsedBasis, before: int | None, gained: int) -> str:

@@ -1,7 +1,7 @@
 """Promises over time: piecewise constant, changed only by events of the journal (or, without one, by allocation.json)."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from poolmeter.errors import DataError
@@ -27,6 +27,11 @@ class Timeline:
     pending: list[tuple[int, Allocation]] = field(default_factory=list)
     last_sequence: int = 0
     last_at_us: int = 0
+
+    def place(self, where: Callable[[Allocation], Allocation]) -> None:
+        """Put promises that name a part of a card on the card, also those that are still to come."""
+        self.standing = {key: where(allocation) for key, allocation in self.standing.items()}
+        self.pending = [(at, where(allocation)) for at, allocation in self.pending]
 
     def learn(self, events: Iterable[JournalEvent]) -> tuple[list[JournalEvent], list[str]]:
         """Queue changes; returns the events that are new and what was wrong with the others.

@@ -1,5 +1,6 @@
 """A pool without files: an integrator fed with readings that a test makes up, tick by tick."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from poolmeter.exporter.allocations import AllocationReading
 from poolmeter.exporter.attribution import OwnAllocations, Owner, ProcessKey, Who
 from poolmeter.exporter.attribution.process import Facts
 from poolmeter.exporter.attribution.source import Quiet
+from poolmeter.exporter.instances import InstanceUse
 from poolmeter.exporter.integrate import Integrator, Observation, Outcome
 from poolmeter.exporter.ledger import Ledger, ledger_from
 from poolmeter.exporter.snapshots import take_snapshot
@@ -72,6 +74,7 @@ class Pool:
     records: list[UsageRecord] = field(default_factory=list)
     tampered: list[tuple[str, str | None, str]] = field(default_factory=list)
     answers: bool = True
+    seen_instances: Callable[[Iterable[DeviceReading]], dict[str, list[InstanceUse]]] | None = None
 
     def __post_init__(self) -> None:
         self.now = T0
@@ -128,7 +131,8 @@ class Pool:
             name: AllocationReading(name, Path("/nonexistent"), False, allocation, None, self._meter(name))
             for name, allocation in self.allocations.items()
         }
-        return Observation(dict(self.readings) if self.answers else None, "origin", readings)
+        instances = self.seen_instances(self.readings.values()) if self.seen_instances else {}
+        return Observation(dict(self.readings) if self.answers else None, "origin", readings, instances=instances)
 
     def _meter(self, name: str) -> MeterReading | None:
         if name not in self.slots:
