@@ -8,6 +8,7 @@ bill). Figures go to --output (benchmarks/results) as JSON lines and a Markdown 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -109,7 +110,7 @@ def sharers(results: Results, found: Card, seconds: float) -> None:
 def unchanged(results: Results, found: Card, seconds: float) -> None:
     """PyTorch with each allocator and with CUDA graphs: the same numbers out, hooked and not, and at what speed."""
     train = [sys.executable, str(WORKLOADS / "train.py"), "--steps", "60"]
-    infer = [sys.executable, str(WORKLOADS / "infer.py"), "--requests", "400"]
+    infer = [sys.executable, str(WORKLOADS / "infer.py"), "--requests", "1500"]
     cases = [
         ("train, default allocator", train, ""),
         ("train, cudaMallocAsync", train, "backend:cudaMallocAsync"),
@@ -119,20 +120,26 @@ def unchanged(results: Results, found: Card, seconds: float) -> None:
     ]
     for name, words, allocator in cases:
         extra = {"PYTORCH_CUDA_ALLOC_CONF": allocator, "PYTORCH_ALLOC_CONF": allocator} if allocator else {}
-        plain = finish(start(words, {**os.environ, **extra}))
-        with share(found.uuid, memory_bytes=40 * GIB) as mine:
-            hooked = finish(start(words, {**mine.environment(), **extra}))
-            counted = mine.counters()
+        speeds = []
+        for _ in range(3 if words[:2] == infer[:2] else 1):  # small kernels: a pair alone is as noisy as what it is to show
+            plain = finish(start(words, {**os.environ, **extra}))
+            with share(found.uuid, memory_bytes=40 * GIB) as mine:
+                hooked = finish(start(words, {**mine.environment(), **extra}))
+                counted = mine.counters()
+            if "failed" in plain or "failed" in hooked:
+                break
+            rate = "steps_per_s" if "loss" in plain else "requests_per_s"
+            speeds.append(100 * hooked[rate] / plain[rate])
         if "failed" in plain or "failed" in hooked:
             results.add("PyTorch unchanged", case=name, failed=str([plain, hooked]))
             continue
         value = "loss" if "loss" in plain else "sum"
-        rate = "steps_per_s" if "loss" in plain else "requests_per_s"
         results.add(
             "PyTorch unchanged",
             case=name,
             same_result=plain[value] == hooked[value],
-            speed_of_plain_percent=100 * hooked[rate] / plain[rate],
+            speed_of_plain_percent=statistics.median(speeds),
+            of_pairs=" ".join(f"{speed:.1f}" for speed in speeds),
             busy_s=counted.busy_ns / 1e9,
             wall_s=hooked["wall_s"],
             launches=counted.launches,

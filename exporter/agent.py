@@ -11,7 +11,7 @@ from poolmeter import __version__
 from poolmeter.clock import Clock
 from poolmeter.exporter.allocations import AllocationReading, delete_retired, read_allocations, reclaim_dead
 from poolmeter.exporter.attribution import Allocations, OwnAllocations, ProcessKey, Who
-from poolmeter.exporter.collectors.family import Page
+from poolmeter.exporter.collectors.family import Outputs, Page
 from poolmeter.exporter.hardware import HardwareTotals, stale
 from poolmeter.exporter.instances import Layout
 from poolmeter.exporter.integrate import Integrator, Observation, Outcome
@@ -26,6 +26,7 @@ from poolmeter.model.plain import canonical_json
 from poolmeter.model.snapshot import Snapshot, SourceHealth
 from poolmeter.model.units import DAY_US, MICROSECONDS, MINUTE_US
 from poolmeter.model.usage import EventRecord, UsageRecord
+from poolmeter.period import rfc3339
 from poolmeter.places import NodeData, NodeRun
 from poolmeter.vendors.reading import DeviceReading, VendorReading
 
@@ -77,6 +78,9 @@ class Agent:
         self._reading_at = 0  # monotonic
         self._health: dict[str, SourceHealth] = {}
         self._page: Page | None = None
+        self._page_at = 0  # monotonic
+        self.outputs: Callable[[], Outputs] = Outputs
+        self._released_until: int | None = None  # monotonic
         self._ready = threading.Event()
         self._checkpoint_at = self._expire_at = clock.monotonic_us()
         self._queue: list[UsageRecord] = []  # closed, not yet committed
@@ -175,6 +179,35 @@ class Agent:
         """The newest snapshot with what `/metrics` adds to it; None before the first turn."""
         return self._page
 
+    @property
+    def stalled_us(self) -> int:
+        """How old a page may be before turns are taken to have stopped: well beyond what one slow turn takes."""
+        return max(15 * MICROSECONDS, 3 * self.settings.interval_ms * 1000)
+
+    def age_us(self) -> int | None:
+        """Time since the newest page was made, None without one."""
+        return None if self._page is None else self._clock.monotonic_us() - self._page_at
+
+    def release(self, for_us: int) -> str | None:
+        """Let go of the cards: the child that holds them ends, and is not started again for so long or until `resume`.
+
+        Returns what still holds them: a child that is stuck in the kernel, which cannot be killed yet; None when nothing does.
+        """
+        self._released_until = self._clock.monotonic_us() + for_us
+        self._reading = None
+        self._sampler.close()
+        return self._sampler.trouble if self._sampler.stuck else None
+
+    def resume(self) -> None:
+        """Take the cards back at the next turn."""
+        self._released_until = None
+
+    def released_us(self) -> int | None:
+        """For how long the cards stay released, None when they are not."""
+        until = self._released_until
+        left = None if until is None else until - self._clock.monotonic_us()
+        return left if left is not None and left > 0 else None
+
     def wait_first(self, timeout_s: float) -> bool:
         """Whether the first turn is done within the time."""
         return self._ready.wait(timeout_s)
@@ -185,18 +218,28 @@ class Agent:
         duration = (time.monotonic_ns() - began_ns) // 1000
         known = self._health.get(source)
         at = self._clock.wall_us() if reason is None else (known.at_us if known else None)
-        self._health[source] = SourceHealth(source=source, ok=reason is None, at_us=at, duration_us=duration, reason=reason)
+        self._set_health(source, at, duration, reason)
+
+    def _set_health(self, source: str, at_us: int | None, duration_us: int | None, reason: str | None) -> None:
+        known, ok = self._health.get(source), reason is None
+        since = known.since_us if known is not None and known.ok == ok else self._clock.wall_us()
+        self._health[source] = SourceHealth(source=source, ok=ok, at_us=at_us, duration_us=duration_us, reason=reason, since_us=since)
 
     def _sample(self, budget_s: float) -> None:
+        left = self.released_us()
+        if left is not None:
+            known = self._health.get("nvml")
+            until = rfc3339((self._clock.wall_us() + left) // MICROSECONDS * MICROSECONDS)
+            self._set_health("nvml", known.at_us if known else None, None, f"the cards are released, until {until} or a resume")
+            return
+        self._released_until = None
         reading = self._sampler.poll(budget_s)
         now = self._clock.monotonic_us()
         known = self._health.get("nvml")
         if reading is not None and reading.error is None:
             self._reading, self._reading_at = self._totals.carry(reading), now
             reason = f"{reading.unidentified} devices do not say who they are" if reading.unidentified and not reading.devices else None
-            self._health["nvml"] = SourceHealth(
-                source="nvml", ok=reason is None, at_us=reading.at_us, duration_us=reading.duration_us, reason=reason
-            )
+            self._set_health("nvml", reading.at_us, reading.duration_us, reason)
             return
         trouble = reading.error if reading is not None else self._sampler.trouble
         if trouble is None and self._reading is not None and now - self._reading_at <= self.settings.stale_us:
@@ -206,9 +249,7 @@ class Agent:
             trouble = (
                 "NVML has not answered yet" if self._reading is None else f"NVML has not answered for {(now - self._reading_at) // 1000} ms"
             )
-        self._health["nvml"] = SourceHealth(
-            source="nvml", ok=False, at_us=known.at_us if known else None, duration_us=known.duration_us if known else None, reason=trouble
-        )
+        self._set_health("nvml", known.at_us if known else None, known.duration_us if known else None, trouble)
 
     def _allocations(self, now_us: int) -> dict[str, AllocationReading]:
         began = time.monotonic_ns()
@@ -376,6 +417,8 @@ class Agent:
         )
         if self._reading is not None and self._health["nvml"].ok:
             snapshot = replace(snapshot, functions=self._reading.functions)
-        self._page = Page(snapshot, self.spool.held(), __version__)
+        before = self._page.snapshot if self._page is not None else None
+        self._page = Page(snapshot, self.spool.held(), __version__, before, self.outputs())
+        self._page_at = self._clock.monotonic_us()
         self._ready.set()
         return snapshot

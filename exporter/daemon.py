@@ -5,53 +5,36 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from poolmeter.clock import Clock, SystemClock
-from poolmeter.config import Config, load_config
-from poolmeter.errors import BadInput, Unavailable
-from poolmeter.exporter.agent import Agent, Settings
+from poolmeter.errors import Refused, Unavailable
+from poolmeter.exporter.agent import Agent
 from poolmeter.exporter.allocations import sweep_retired
 from poolmeter.exporter.attribution import OwnAllocations
 from poolmeter.exporter.attribution.build import build
+from poolmeter.exporter.bell import Bell
+from poolmeter.exporter.collectors.family import Outputs
+from poolmeter.exporter.control import ControlSocket, Request
+from poolmeter.exporter.plan import Live, Plan, plan_of
 from poolmeter.exporter.sampling import SamplerProcess
 from poolmeter.exporter.spool import Spool
 from poolmeter.model.plain import to_plain
 from poolmeter.model.snapshot import Snapshot
+from poolmeter.period import rfc3339
 from poolmeter.places import NodeData, NodeRun, data_folder, run_folder
 from poolmeter.report import Report, write, write_whole
-from poolmeter.tokens import read_token
+
+if TYPE_CHECKING:
+    from poolmeter.exporter.otlp import Pusher
 
 _LOG = logging.getLogger("poolmeter.exporter")
 FIRST_BUDGET_S = 5.0
-
-
-def settings_of(args: argparse.Namespace, config: Config) -> Settings:
-    """Flags over configuration."""
-    from poolmeter.config import NodeSection
-
-    try:
-        name = NodeSection(name=args.name).name if args.name is not None else config.node.name
-    except ValueError:
-        raise BadInput(f"--name is {args.name!r:.80}, expected letters, digits, dots, dashes and underscores") from None
-    if args.port is not None and not 0 <= args.port <= 65535:
-        raise BadInput(f"--port is {args.port}, expected 0 to 65535")
-    if not 0 <= args.linger <= 3600:
-        raise BadInput(f"--linger is {args.linger:g}, expected 0 to 3600 seconds")
-    return Settings(
-        node=name,
-        pool=config.node.pool,
-        interval_ms=config.exporter.interval_ms,
-        retention_days=config.exporter.retention_days,
-        simulated=args.simulate,
-    )
 
 
 @contextlib.contextmanager
@@ -64,44 +47,54 @@ def sampler_environment(simulate: bool) -> Iterator[Mapping[str, str] | None]:
 
     named = os.environ.get("POOLMETER_SIM_MACHINE")
     with contextlib.ExitStack() as stack:
-        if named:
-            machine = stack.enter_context(contextlib.closing(Machine.open(Path(named))))
-        else:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="poolmeter-"))
-            machine = stack.enter_context(contextlib.closing(Machine.create("single", Path(folder) / "machine.sim")))
-        yield {**os.environ, **machine.environment()}
+        folder = None if named else stack.enter_context(tempfile.TemporaryDirectory(prefix="poolmeter-"))
+        # Opened to learn its environment alone: what reads the cards is the child, and the child alone.
+        with contextlib.closing(
+            Machine.open(Path(named)) if named else Machine.create("single", Path(str(folder)) / "machine.sim")
+        ) as machine:
+            environment = {**os.environ, **machine.environment()}
+        yield environment
 
 
 def once(args: argparse.Namespace) -> int:
-    """Look once and print. Two turns, so that what is integrated between readings has had a moment; nothing is kept."""
-    config = load_config(args.config)
-    settings = settings_of(args, config)
+    """Look once and print: the page of `/metrics`, or the snapshot in the format that is named.
+
+    Two turns, so that what is integrated between readings has had a moment; nothing is kept. Raises Refused when a source failed.
+    """
+    plan = plan_of(args)
     with tempfile.TemporaryDirectory(prefix="poolmeter-") as folder, sampler_environment(args.simulate) as environment:
-        sampler = SamplerProcess("nvidia", config.exporter.sampler_timeout_s, environment)
-        spool = Spool(Path(folder) / "spool.sqlite", settings.node, ())
+        sampler = SamplerProcess("nvidia", plan.sampler_timeout_s, environment)
+        spool = Spool(Path(folder) / "spool.sqlite", plan.settings.node, ())
         own = OwnAllocations()
-        who = build(config.attribution, own)
+        who = build(plan.attribution, own)
         try:
             data = NodeData(data_folder(args.data))
-            agent = Agent(settings, NodeRun(run_folder(args.run)), data, spool, sampler, SystemClock(), attribution=own, who=who)
-            agent.turn(config.exporter.sampler_timeout_s)
+            agent = Agent(plan.settings, NodeRun(run_folder(args.run)), data, spool, sampler, SystemClock(), attribution=own, who=who)
+            agent.turn(plan.sampler_timeout_s)
             time.sleep(0.25)
-            snapshot = agent.turn(config.exporter.sampler_timeout_s)
+            snapshot = agent.turn(plan.sampler_timeout_s)
+            page = agent.page()
         finally:
             who.close()
             sampler.close()
             spool.close()
-    if args.format == "json":
-        body = json.dumps({"schema": "poolmeter.snapshot/1", **to_plain(snapshot)}, ensure_ascii=False) + "\n"
-        if args.output and args.output != "-":
-            write_whole(Path(args.output), body.encode())
+    if args.format is None or args.format == "json":
+        if args.format is None and page is not None:
+            from poolmeter.exporter.compat import families_of
+            from poolmeter.exporter.render import Renderer
+
+            body = Renderer(families_of(plan.compat)).render(page)
         else:
-            sys.stdout.write(body)
+            body = (json.dumps({"schema": "poolmeter.snapshot/1", **to_plain(snapshot)}, ensure_ascii=False) + "\n").encode()
+        if args.output and args.output != "-":
+            write_whole(Path(args.output), body)
+        else:
+            sys.stdout.write(body.decode())
     else:
         write(_report(snapshot), args.format, args.output)
-    nvml = next(source for source in snapshot.sources if source.source == "nvml")
-    if not nvml.ok:
-        raise Unavailable(f"no card can be read: {nvml.reason}")
+    failed = [f"{source.source} ({source.reason})" for source in snapshot.sources if not source.ok]
+    if failed:
+        raise Refused(f"sources failed: {'; '.join(failed)}")
     return 0
 
 
@@ -126,67 +119,129 @@ def _report(snapshot: Snapshot) -> Report:
     return Report("snapshot", columns, tuple(rows), warnings=tuple(s.reason or s.source for s in snapshot.sources if not s.ok))
 
 
-class _Stop:
-    """Set by SIGTERM and SIGINT."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._request)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
-        self.event.set()
-
-
 def serve(args: argparse.Namespace) -> int:
     """The daemon: until SIGTERM, then close the running minute, and linger until it is acknowledged."""
+    from poolmeter.exporter.guard import Guard
     from poolmeter.exporter.server import Face, Server, listen
 
-    config = load_config(args.config)
-    settings = settings_of(args, config)
-    token_file = Path(args.token_file) if args.token_file else config.exporter.token_file
-    token = None if token_file is None else read_token(token_file)
+    plan = plan_of(args)
     run, data = NodeRun(run_folder(args.run)), NodeData(data_folder(args.data))
     if run.root.exists() and not run.root.is_dir():
         raise Unavailable(f"run folder {run.root} is a file, expected a folder, or nothing yet")
-    stop, clock = _Stop(), SystemClock()
-    bound = listen(args.host or config.exporter.host, config.exporter.port if args.port is None else args.port)
+    clock = SystemClock()
+    bound = listen(plan.host, plan.port)
     with contextlib.ExitStack() as stack:
         stack.callback(bound.close)
-        spool = Spool(data.spool, settings.node, config.exporter.consumers)
+        context = None
+        if plan.web.tls_server_config is not None:
+            from poolmeter.exporter.tls import RotatingContext
+
+            context = RotatingContext(plan.web.tls_server_config)
+        spool = Spool(data.spool, plan.settings.node, plan.consumers)
         stack.callback(spool.close)
+        bell = Bell()
+        stack.callback(bell.close)
+        bell.answer_signals()
         environment = stack.enter_context(sampler_environment(args.simulate))
-        sampler = SamplerProcess("nvidia", config.exporter.sampler_timeout_s, environment)
+        sampler = SamplerProcess("nvidia", plan.sampler_timeout_s, environment, bell=bell.fileno())
         stack.callback(sampler.close)
         sweep_retired(run)
         own = OwnAllocations()
-        who = build(config.attribution, own)
+        who = build(plan.attribution, own)
         stack.callback(who.close)
-        agent = Agent(settings, run, data, spool, sampler, clock, attribution=own, who=who)
-        agent.turn(min(FIRST_BUDGET_S, config.exporter.sampler_timeout_s))
-        server = Server(Face(agent, token).application(), bound)
+        agent = Agent(plan.settings, run, data, spool, sampler, clock, attribution=own, who=who)
+        control = _control(run, bell)
+        if control is not None:
+            stack.callback(control.close)
+        agent.turn(min(FIRST_BUDGET_S, plan.sampler_timeout_s))
+        face = Face(agent, plan.token, plan.compat)
+        guard = Guard(face.application(), plan.web, plan.token)
+        server = Server(guard, bound, context)
         server.start()
         stack.callback(server.stop)
+        pusher = _pusher(plan, agent)
+        if pusher is not None:
+            stack.callback(pusher.stop)
+        live = Live(args, plan, agent, sampler, face, guard, context)
+        agent.outputs = lambda: Outputs(
+            sampler_restarts=sampler.restarts,
+            released=agent.released_us() is not None,
+            reload_ok=live.ok,
+            pushes_ok=pusher.ok if pusher else None,
+            pushes_failed=pusher.failed if pusher else None,
+        )
         announce(server.url, args.ready_file)
-        loop(agent, clock, stop.event, settings.interval_ms * 1000)
+        loop(agent, clock, bell, control, live.reload)
         agent.stop()
         linger(agent, args.linger)
     return 0
 
 
-def loop(agent: Agent, clock: Clock, stop: threading.Event, interval_us: int) -> None:
-    """Turns at whole multiples of the interval of wall time, so that one falls right behind each minute's end; one that fails is logged."""
+def _control(run: NodeRun, bell: Bell) -> ControlSocket | None:
+    try:
+        return ControlSocket(run.exporter_socket, bell.ring)
+    except Unavailable as error:
+        _LOG.warning("%s; poolmeter exporter release has nobody to ask", error)
+        return None
+
+
+def _pusher(plan: Plan, agent: Agent) -> "Pusher | None":
+    if plan.otlp_endpoint is None:
+        return None
+    from poolmeter.exporter.otlp import Pusher
+
+    pusher = Pusher(plan.otlp_endpoint, plan.otlp_interval_s, agent)
+    pusher.start()
+    return pusher
+
+
+def loop(agent: Agent, clock: Clock, bell: Bell, control: ControlSocket | None, reload: Callable[[], None]) -> None:
+    """Turns at whole multiples of the interval of wall time, so that one falls right behind each minute's end; one that fails is logged.
+
+    Between them it does what signals and the control socket ask for, on this one thread: nothing changes in the midst of a turn.
+    """
+    due_us = 0
     while True:
-        wait_us = interval_us - clock.wall_us() % interval_us
-        if stop.wait(wait_us / 1_000_000):
+        interval_us = agent.settings.interval_ms * 1000
+        now = clock.wall_us()
+        if not now < due_us <= now + interval_us:  # the first, the next, or a clock that was set
+            due_us = now + interval_us - now % interval_us
+        bell.wait((due_us - now) / 1_000_000)
+        bell.silence()
+        if bell.stop:
             break
-        try:
-            agent.turn(0.5 * interval_us / 1_000_000)
-        except Exception:
-            _LOG.exception("a turn failed; the page stays as it was, the next turn makes up for it")
-            agent.recover()
+        if bell.reload:
+            bell.reload = False
+            reload()
+        while control is not None and not control.requests.empty():
+            request = control.requests.get()
+            request.answer.put(_control_answer(agent, clock, request))
+            _turn(agent, 0.0)  # so that pages say it at once
+        if clock.wall_us() >= due_us:
+            _turn(agent, 0.5 * interval_us / 1_000_000)
     # What was counted up to now belongs to the minute that is about to be closed.
     agent.turn(0.2)
+
+
+def _turn(agent: Agent, budget_s: float) -> None:
+    try:
+        agent.turn(budget_s)
+    except Exception:
+        _LOG.exception("a turn failed; the page stays as it was, the next turn makes up for it")
+        agent.recover()
+
+
+def _control_answer(agent: Agent, clock: Clock, request: Request) -> dict[str, Any]:
+    if request.verb == "resume":
+        agent.resume()
+        return {"schema": "poolmeter.release/1", "released": False}
+    seconds = request.seconds or 0
+    stuck = agent.release(seconds * 1_000_000)
+    if stuck is not None:
+        return {"error": f"the cards are not free yet: {stuck}", "exit_code": Unavailable.exit_code}
+    until = rfc3339((clock.wall_us() // 1_000_000 + seconds) * 1_000_000)
+    _LOG.info("the cards are released until %s", until)
+    return {"schema": "poolmeter.release/1", "released": True, "until": until}
 
 
 def linger(agent: Agent, seconds: float) -> None:

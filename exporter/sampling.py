@@ -34,6 +34,11 @@ class Source(Protocol):
         """Why there are no answers, in one sentence; None while all is well."""
         ...
 
+    @property
+    def stuck(self) -> bool:
+        """Whether something that was closed holds the devices still."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -51,20 +56,28 @@ class SamplerProcess:
         command: Sequence[str] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         restart_after_s: float = RESTART_AFTER_S,
+        bell: int | None = None,
     ) -> None:
+        """`bell` is a descriptor that ends a wait for an answer when it can be read: somebody has something more urgent to do."""
         self.name = vendor
         self.restarts = 0
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._environment = environment
         self._command = command or (sys.executable, "-m", "poolmeter.exporter.sampler", vendor)
         self._monotonic = monotonic
         self._restart_after_s = restart_after_s
+        self._bell = bell
         self._child: subprocess.Popen[bytes] | None = None
         self._asked: float | None = None
         self._started = float("-inf")
         self._buffer = b""
         self._trouble: str | None = None
         self._hung = 0  # children killed in a row because one card's call hung
+        self._dying: subprocess.Popen[bytes] | None = None
+
+    @property
+    def stuck(self) -> bool:
+        return self._dying is not None and self._dying.poll() is None
 
     @property
     def trouble(self) -> str | None:
@@ -82,8 +95,8 @@ class SamplerProcess:
             return None
         body = self._receive(budget_s)
         if body is None:
-            if self._asked is not None and self._monotonic() - self._asked > self._timeout_s:
-                self._kill(f"{self.name} sampler gave no answer for {self._timeout_s:g} s and was killed")
+            if self._asked is not None and self._monotonic() - self._asked > self.timeout_s:
+                self._kill(f"{self.name} sampler gave no answer for {self.timeout_s:g} s and was killed")
             return None
         self._asked = None
         try:
@@ -150,7 +163,8 @@ class SamplerProcess:
                     body, self._buffer = self._buffer[LENGTH.size : end], self._buffer[end:]
                     return body
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([handle], [], [], left)[0]:
+            watched = [handle] if self._bell is None else [handle, self._bell]
+            if left <= 0 or handle not in select.select(watched, [], [], left)[0]:
                 return None
             chunk = os.read(handle, 1 << 20)
             if not chunk:
@@ -176,4 +190,5 @@ class SamplerProcess:
         try:
             child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
+            self._dying = child
             self._trouble = f"{self.name} sampler (pid {child.pid}) is stuck in the kernel and cannot be killed yet"

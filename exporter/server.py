@@ -4,9 +4,10 @@ import hmac
 import json
 import logging
 import socket
+import ssl
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,9 +17,13 @@ from starlette.routing import Route
 
 from poolmeter.errors import BadInput, Refused, Unavailable
 from poolmeter.exporter.agent import Agent
-from poolmeter.exporter.collectors.family import Page
-from poolmeter.exporter.render import CONTENT_TYPE, Renderer
+from poolmeter.exporter.compat import PAGES
+from poolmeter.exporter.scrape import Scrapes, newest
 from poolmeter.model.plain import to_plain
+from poolmeter.period import rfc3339
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 _LOG = logging.getLogger("poolmeter.exporter")
 ARROW = "application/vnd.apache.arrow.stream"
@@ -26,20 +31,25 @@ BODY_LIMIT = 65_536
 
 
 class Face:
-    """The endpoints over an agent. `token` None: acknowledgements need none."""
+    """The endpoints over an agent. `token` None: acknowledgements need none. `compat` names pages of other exporters' names to serve."""
 
-    def __init__(self, agent: Agent, token: str | None) -> None:
+    def __init__(self, agent: Agent, token: str | None, compat: Sequence[str] = ()) -> None:
         self._agent = agent
-        self._token = token
-        self._renderer = Renderer()
-        self._mutex = threading.Lock()
-        self._rendered: tuple[Page, bytes] | None = None
+        self.token = token
+        self._scrapes = Scrapes()
+        self._compat = {name: Scrapes(PAGES[name]) for name in compat}
+
+    @property
+    def renders(self) -> int:
+        """How often the page of `/metrics` was made."""
+        return self._scrapes.renders
 
     def application(self) -> Starlette:
         """The ASGI application."""
         return Starlette(
             routes=[
                 Route("/metrics", self.metrics),
+                *(Route(f"/metrics/{name}", self.metrics) for name in self._compat),
                 Route("/v1/usage", self.usage),
                 Route("/v1/ack", self.acknowledge, methods=["POST"]),
                 Route("/v1/snapshot", self.snapshot),
@@ -49,15 +59,15 @@ class Face:
         )
 
     def metrics(self, request: Request) -> Response:
-        """The Prometheus page, rendered at most once a turn however many ask."""
-        page = self._agent.page()
+        """A page for Prometheus, made at most once a turn however many ask."""
+        page = newest(self._agent)
         if page is None:
             return _error(503, "no data has been collected yet")
-        with self._mutex:
-            if self._rendered is None or self._rendered[0] is not page:
-                self._rendered = (page, self._renderer.render(page))
-            body = self._rendered[1]
-        return Response(body, media_type=CONTENT_TYPE)
+        scrapes = self._compat.get(request.url.path.removeprefix("/metrics/"), self._scrapes)
+        # Several fields of one name say the same as one that lists them.
+        accept, encoding = (", ".join(request.headers.getlist(name)) for name in ("accept", "accept-encoding"))
+        answer = scrapes.answer(page, accept, encoding)
+        return Response(answer.body, headers=answer.headers)
 
     def usage(self, request: Request) -> Response:
         """Records after EPOCH,SEQUENCE as an Arrow stream; from the spool's start without `after`, or for another epoch."""
@@ -80,9 +90,9 @@ class Face:
 
     async def acknowledge(self, request: Request) -> Response:
         """Note what a consumer has stored. 401 without the token, 400 for a bad body or consumer, 409 for another epoch or a sequence ahead."""
-        if self._token is not None:
+        if self.token is not None:
             given = request.headers.get("authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
                 return _error(401, "authorization is missing or wrong, expected the collector's bearer token")
         from starlette.concurrency import run_in_threadpool
 
@@ -102,24 +112,45 @@ class Face:
 
     def snapshot(self, request: Request) -> Response:
         """The newest snapshot as JSON."""
-        page = self._agent.page()
+        page = newest(self._agent)
         if page is None:
             return _error(503, "no data has been collected yet")
-        return JSONResponse({"schema": "poolmeter.snapshot/1", **to_plain(page.snapshot)})
+        body = json.dumps({"schema": "poolmeter.snapshot/1", **to_plain(page.snapshot)}, ensure_ascii=False, separators=(",", ":"))
+        return Response(body.encode("utf-8", "replace"), media_type="application/json")
 
     def healthz(self, request: Request) -> Response:
-        """200 while the process serves."""
+        """200 while the exporter looks at its sources; 503 before the first look and when it has stopped to, for a supervisor to start it anew."""
+        page = newest(self._agent)
+        if page is None:
+            reason: str | None = "no data has been collected yet"
+        else:
+            reason = next((source.reason for source in page.snapshot.sources if source.source == "agent"), None)
+        if reason is not None:
+            return JSONResponse({"schema": "poolmeter.health/1", "ok": False, "reason": reason}, status_code=503)
         return JSONResponse({"schema": "poolmeter.health/1", "ok": True})
 
     def readyz(self, request: Request) -> Response:
-        """200 when every source gave valid data; else 503 with the sources."""
-        page = self._agent.page()
-        sources = [to_plain(source) for source in page.snapshot.sources] if page else []
-        ok = page is not None and all(source.ok for source in page.snapshot.sources)
-        failing = [source["source"] for source in sources if not source["ok"]]
-        return JSONResponse(
-            {"schema": "poolmeter.ready/1", "ok": ok, "failing": failing, "sources": sources}, status_code=200 if ok else 503
-        )
+        """200 when every source gave valid data; else 503 with those that did not, why, and since when."""
+        page = newest(self._agent)
+        sources = page.snapshot.sources if page else ()
+        ok = page is not None and all(source.ok for source in sources)
+        failing = [source for source in sources if not source.ok]
+        failures = [
+            {"source": source.source, "reason": source.reason, "since": rfc3339(source.since_us) if source.since_us is not None else None}
+            for source in failing
+        ]
+        for name, reason in sorted(self._scrapes.failed.items()):
+            ok = False
+            failures.append({"source": "metrics", "reason": f"family {name} cannot be written: {reason}", "since": None})
+        body = {
+            "schema": "poolmeter.ready/1",
+            "ok": ok,
+            "released": self._agent.released_us() is not None,
+            "failing": list(dict.fromkeys(str(item["source"]) for item in failures)),
+            "failures": failures,
+            "sources": [to_plain(source) for source in sources],
+        }
+        return JSONResponse(body, status_code=200 if ok else 503)
 
 
 def parse_after(text: str | None) -> tuple[str | None, int]:
@@ -159,7 +190,8 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises Unavailable when the port is taken or not permitted."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it is: without, an answer waits 40 ms for an acknowledgement.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
@@ -173,10 +205,20 @@ def listen(host: str, port: int) -> socket.socket:
 class Server:
     """uvicorn in a thread of its own, so that the turns keep the main thread and its signals."""
 
-    def __init__(self, application: Starlette, bound: socket.socket) -> None:
+    def __init__(self, application: "ASGIApp", bound: socket.socket, context: ssl.SSLContext | None = None) -> None:
         host, port = bound.getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        config = uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+        scheme = "http" if context is None else "https"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        config = uvicorn.Config(
+            application,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            loop="asyncio",  # the one loop whose TLS takes a context that changes
+            timeout_graceful_shutdown=1,
+            server_header=False,
+            ssl_context_factory=None if context is None else lambda *_: context,
+        )
         self._server = uvicorn.Server(config)
         self._bound = bound
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [bound]}, name="http", daemon=True)

@@ -15,9 +15,12 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
 EXAMPLES = {
     "up": "poolmeter up --data ./data",
     "demo": "poolmeter demo --seconds 130",
+    "doctor": "poolmeter doctor --all",
     "config check": "poolmeter config check ./config.toml",
     "config show": "poolmeter config show --config ./config.toml",
+    "top": "poolmeter top --collector http://127.0.0.1:9878",
     "exporter": "poolmeter exporter --once",
+    "exporter release": "poolmeter exporter release --for 300",
     "collector": "poolmeter collector --nodes http://gpu-01:9877,http://gpu-02:9877",
     "enforcer": "poolmeter enforcer --collector http://127.0.0.1:9878",
     "dashboard": "poolmeter dashboard --port 8502",
@@ -51,7 +54,7 @@ to stderr.
 Where things are: `--data`, else `$POOLMETER_DATA`, else `/var/lib/poolmeter` for root and `~/.local/share/poolmeter` for others. Nodes with
 an enforcer have a run folder too: `--run`, else `$POOLMETER_RUN`, else `/run/poolmeter` for root and `$XDG_RUNTIME_DIR/poolmeter` for others.
 
-The JSON of `up`, `demo`, `allocation …`, `usage`, `chargeback`, `recommend` and the other verbs of decisions, and `simulate tenant` is
+The JSON of `up`, `demo`, `allocation …`, `usage`, `chargeback`, `recommend` and the other verbs of decisions, `doctor`, `top --once`, and `simulate tenant` is
 described by the `*.schema.json` files beside this page.
 
 A size is `512M`, `40GiB`, `1.5G` (1G = 1 GiB). A time is RFC 3339 (`2026-01-31T12:00:00Z`), a date, `today`, `7d`, or `last-month`.

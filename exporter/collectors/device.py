@@ -1,10 +1,19 @@
 """Devices: identity, memory, utilisation, energy, temperature, clocks, counters of errors and bytes. Never labelled with whose they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from poolmeter.exporter.collectors.family import Family, Page, Samples, ratio, seconds
+from poolmeter.exporter.collectors.family import Family, Page, Rows, Samples, by_rows, ratio, scaled, seconds
 from poolmeter.model.hardware import Activity, Hardware, XidCount
 from poolmeter.model.snapshot import DeviceSnapshot
+
+
+def devices_of(page: Page) -> Sequence[DeviceSnapshot]:
+    """The devices of a page."""
+    return page.snapshot.devices
+
+
+def _uuid(device: DeviceSnapshot) -> tuple[str, ...]:
+    return (device.uuid,)
 
 
 def per_device(
@@ -12,13 +21,8 @@ def per_device(
 ) -> Family:
     """A family with one series a device, of a value that may be absent."""
 
-    def samples(page: Page) -> Samples:
-        for device in page.snapshot.devices:
-            found = value(device)
-            if found is not None:
-                yield (device.uuid,), scale(found)
-
-    return Family(f"poolmeter_device_{name}", "counter" if counter else "gauge", text, ("uuid",), samples)
+    rows = Rows(devices_of, _uuid, value, scaled(scale))
+    return by_rows(f"poolmeter_device_{name}", "counter" if counter else "gauge", text, ("uuid",), rows)
 
 
 def _info(page: Page) -> Samples:
@@ -106,6 +110,19 @@ def _modes(page: Page) -> Samples:
             yield (flags["a"], h.compute_mode or "", flags["e"], flags["p"], d.uuid, h.virtualization or ""), 1.0
 
 
+def _processes(page: Page) -> Samples:
+    # Without its own list the device says nothing of programs without the hook: 0 would be a claim.
+    counts = {(hooked, d.uuid): 0 for d in page.snapshot.devices if d.up for hooked in (False, True)}
+    for process in page.snapshot.processes:
+        key = (process.hooked, process.device_uuid)
+        if key in counts:
+            counts[key] += 1
+    known = {d.uuid for d in page.snapshot.devices if d.unaccounted_memory_bytes is not None}
+    for (hooked, uuid), count in counts.items():
+        if hooked or count or uuid in known:
+            yield (str(hooked).lower(), uuid), float(count)
+
+
 FAMILIES: tuple[Family, ...] = (
     Family(
         "poolmeter_device_info",
@@ -143,6 +160,16 @@ FAMILIES: tuple[Family, ...] = (
         "Device time promised to running allocations; above 1 on an over-committed device (allocations).",
         lambda d: d.allocated_ppm,
         ratio,
+    ),
+    per_device(
+        "memory_allocated_bytes", "Memory promised to running allocations in bytes (allocations).", lambda d: d.memory_allocated_bytes
+    ),
+    Family(
+        "poolmeter_device_processes",
+        "gauge",
+        "Processes on the device, with the hook and without (hook and NVML).",
+        ("hooked", "uuid"),
+        _processes,
     ),
     per_device("power_watts", "Power that the board draws in watts (NVML).", lambda d: d.power_mw, lambda mw: mw / 1000),
     per_device(

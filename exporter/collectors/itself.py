@@ -1,6 +1,8 @@
-"""The exporter itself: whether each source gave data, when, how long it took, and what waits in the spool."""
+"""The exporter itself: whether each source gave data, when, how long it took, what waits in the spool, and what became of its outputs."""
 
-from poolmeter.exporter.collectors.family import Family, Page, Samples, seconds
+from collections.abc import Callable
+
+from poolmeter.exporter.collectors.family import Family, Outputs, Page, Samples, seconds
 
 
 def _success(page: Page) -> Samples:
@@ -28,6 +30,25 @@ def _spool(page: Page) -> Samples:
     yield (), float(page.spool_records)
 
 
+def _taken(page: Page) -> Samples:
+    yield (), seconds(page.snapshot.taken_us)
+
+
+def _own(name: str, text: str, value: Callable[[Outputs], int | None], counter: bool = False) -> Family:
+    def samples(page: Page) -> Samples:
+        found = value(page.outputs)
+        if found is not None:
+            yield (), float(found)
+
+    return Family(f"poolmeter_{name}", "counter" if counter else "gauge", text, (), samples)
+
+
+def _pushes(page: Page) -> Samples:
+    for outcome, count in (("failed", page.outputs.pushes_failed), ("ok", page.outputs.pushes_ok)):
+        if count is not None:
+            yield (outcome,), float(count)
+
+
 FAMILIES: tuple[Family, ...] = (
     Family("poolmeter_collect_success", "gauge", "Whether the source gave valid data at the last tick, 1 or 0.", ("source",), _success),
     Family("poolmeter_collect_duration_seconds", "gauge", "How long the source took in seconds.", ("source",), _duration),
@@ -38,6 +59,11 @@ FAMILIES: tuple[Family, ...] = (
         ("source",),
         _last,
     ),
+    Family("poolmeter_snapshot_timestamp_seconds", "gauge", "When this page was made, in seconds since the Unix epoch.", (), _taken),
     Family("poolmeter_spool_records", "gauge", "Usage records that some consumer has not acknowledged yet.", (), _spool),
     Family("poolmeter_build_info", "gauge", "The exporter's version, always 1.", ("version",), _build),
+    _own("sampler_restarts_total", "Times that the child which reads the cards was given up.", lambda o: o.sampler_restarts, counter=True),
+    _own("cards_released", "Whether the cards are released for a reset, 1 or 0.", lambda o: o.released),
+    _own("config_last_reload_success", "Whether the last reload was taken, 1 or 0; absent: none yet.", lambda o: o.reload_ok),
+    Family("poolmeter_otlp_pushes_total", "counter", "OTLP pushes by outcome; absent: none are made.", ("outcome",), _pushes),
 )

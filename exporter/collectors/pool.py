@@ -38,4 +38,10 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _sum("memory_allocated_bytes", "Device memory promised in bytes (allocations).", lambda d: d.memory_allocated_bytes or 0, float),
     _sum("memory_total_bytes", "Device memory in bytes (NVML).", lambda d: d.memory_total_bytes, float),
+    _sum(
+        "memory_unallocated_bytes",
+        "Device memory of devices that are up and not promised in bytes (allocations).",
+        lambda d: max(0, d.memory_total_bytes - (d.memory_allocated_bytes or 0)) if d.up else 0,
+        float,
+    ),
 )

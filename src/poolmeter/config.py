@@ -8,7 +8,7 @@ import os
 import socket
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +16,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from poolmeter.errors import BadInput
 from poolmeter.period import time_zone
 from poolmeter.toml import parse_toml, read_toml
+
+T = TypeVar("T", bound=str)
 
 
 def _name(value: str) -> str:
@@ -35,7 +37,7 @@ def _url(value: str) -> str:
     return value
 
 
-def _different(values: tuple[str, ...]) -> tuple[str, ...]:
+def _different(values: tuple[T, ...]) -> tuple[T, ...]:
     if len(set(values)) != len(values):
         raise ValueError("each once")
     return values
@@ -77,6 +79,10 @@ class ExporterSection(_Section):
     token_file: Path | None = None
     retention_days: Annotated[int, Field(strict=True, ge=1, le=366)] = 7
     sampler_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    web_config_file: Path | None = None
+    compat: Annotated[tuple[Literal["dcgm", "hami"], ...], AfterValidator(_different)] = ()
+    otlp_endpoint: Url | None = None
+    otlp_interval_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
 
 
 def _order(values: tuple[str, ...]) -> tuple[str, ...]:

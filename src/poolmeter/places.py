@@ -55,6 +55,11 @@ class NodeRun:
         """The enforcer's Unix socket."""
         return self.root / "enforcer.sock"
 
+    @property
+    def exporter_socket(self) -> Path:
+        """The exporter's Unix socket, which its cards are released by."""
+        return self.root / "exporter.sock"
+
 
 @dataclass(frozen=True)
 class NodeData:

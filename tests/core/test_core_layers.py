@@ -73,11 +73,12 @@ def test_the_contract_names_every_module_of_the_collector() -> None:
 
 # The name of a package where it is not the name of its module.
 PACKAGES = {
-    "pynvml": "nvidia-ml-py",
-    "grpc": "grpcio",
     "google": "protobuf",
+    "grpc": "grpcio",
+    "opentelemetry": "opentelemetry-proto",
     "prometheus_client": "prometheus-client",
     "promql_parser": "promql-parser",
+    "pynvml": "nvidia-ml-py",
     "yaml": "pyyaml",
 }
 # The whole of a test's own folder, and what the card's machine has of itself.

@@ -42,6 +42,8 @@ class FakeSampler:
         self.devices = {uuid: device(uuid, index) for index, uuid in enumerate(uuids)}
         self.trouble: str | None = None
         self.answers = True
+        self.stuck = False
+        self.closed = 0
         self.polls = 0
 
     def change(self, uuid: str, **values: object) -> None:
@@ -57,7 +59,7 @@ class FakeSampler:
         )
 
     def close(self) -> None:
-        pass
+        self.closed += 1
 
 
 def device(uuid: str, index: int = 0, **values: object) -> DeviceReading:

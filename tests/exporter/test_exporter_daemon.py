@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from poolmeter import arrow
 from poolmeter.exporter.spool import Spool
@@ -115,6 +116,9 @@ def test_a_ledger_of_another_version(tmp_path: Path) -> None:
         (("--name", "a b"), "--name is 'a b'"),
         (("--linger", "-1"), "--linger is -1"),
         (("--frobnicate",), "--frobnicate"),
+        (("--compat", "nvitop"), "--compat is 'nvitop', expected dcgm or hami"),
+        (("--otlp-endpoint", "otel:4317"), "--otlp-endpoint is 'otel:4317'"),
+        (("--web.config.file", "/nowhere/web.yml"), "/nowhere/web.yml cannot be read"),
     ],
 )
 def test_bad_flags(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
@@ -134,9 +138,25 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert code == 3 and "cannot be opened" in said
 
 
+def once(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    words = ["exporter", "--once", *options, "--data", str(tmp_path / "data"), "--run", str(tmp_path / "run")]
+    return subprocess.run([sys.executable, "-m", "poolmeter.cli", *words], capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_once_without_a_card(tmp_path: Path, no_card: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", no_card["LD_LIBRARY_PATH"])
-    words = ["exporter", "--once", "--format", "json", "--data", str(tmp_path / "data"), "--run", str(tmp_path / "run")]
-    ended = subprocess.run([sys.executable, "-m", "poolmeter.cli", *words], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 3 and "no card can be read" in ended.stderr
+    ended = once(tmp_path, "--format", "json")
+    assert ended.returncode == 1 and "sources failed: nvml (NVML does not answer" in ended.stderr
     assert json.loads(ended.stdout)["devices"] == [] and not (tmp_path / "data").exists()
+    ended = once(tmp_path)
+    assert ended.returncode == 1 and 'poolmeter_collect_success{source="nvml"} 0.0' in ended.stdout
+
+
+def test_once_is_a_page(tmp_path: Path) -> None:
+    """One page of text on stdout, with the names that were asked for, and 0."""
+    ended = once(tmp_path, "--simulate", "--compat", "dcgm")
+    assert ended.returncode == 0, ended.stderr
+    names = {family.name for family in text_string_to_metric_families(ended.stdout)}
+    assert {"poolmeter_device_up", "poolmeter_device_busy_seconds", "DCGM_FI_DEV_GPU_UTIL"} <= names
+    ended = once(tmp_path, "--simulate", "--format", "csv", "--output", str(tmp_path / "snapshot.csv"))
+    assert ended.returncode == 0 and ended.stdout == "" and (tmp_path / "snapshot.csv").read_text().startswith("index,uuid,model")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from poolmeter.exporter.collectors import FAMILIES
-from poolmeter.exporter.collectors.family import Family, Page
+from poolmeter.exporter.collectors.family import Family, Outputs, Page
 from poolmeter.exporter.render import ReferenceCollector, Renderer, render_reference
 from poolmeter.model.allocation import Labels
 
@@ -134,8 +134,15 @@ def test_names(busy: Node) -> None:
 
 
 def test_promtool(busy: Node) -> None:
+    """Every family there is, on one page."""
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
-    checked = subprocess.run(["promtool", "check", "metrics"], input=Renderer().render(page_of(busy)), capture_output=True, check=False)
+    page = page_of(busy)
+    outputs = Outputs(sampler_restarts=1, released=False, reload_ok=True, pushes_ok=3, pushes_failed=1)
+    limited = tuple(dataclasses.replace(part, compute_limit_ppm=500_000) for part in page.snapshot.slices)
+    body = Renderer().render(dataclasses.replace(page, outputs=outputs, snapshot=dataclasses.replace(page.snapshot, slices=limited)))
+    shown = set(re.findall(r"^# TYPE (\w+) ", body.decode(), re.MULTILINE))
+    assert shown == {family.name for family in FAMILIES}
+    checked = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stdout.decode() + checked.stderr.decode()
     busy.close()

@@ -43,6 +43,18 @@ def _hints(record_type: type) -> dict[str, Any]:
     return typing.get_type_hints(record_type)
 
 
+@functools.cache
+def _scalars(record_type: type) -> tuple[tuple[str, type], ...]:
+    # Most fields are text or a whole number, and right: they need no walk through the hint.
+    found = []
+    for name, hint in _hints(record_type).items():
+        union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+        parts = [part for part in typing.get_args(hint) if part is not type(None)] if union else [hint]
+        if len(parts) == 1 and parts[0] in (int, str, bool):
+            found.append((name, parts[0]))
+    return tuple(found)
+
+
 def _decode(hint: Any, value: Any, what: str) -> Any:
     origin = typing.get_origin(hint)
     if isinstance(hint, types.UnionType) or origin is typing.Union:
@@ -53,8 +65,11 @@ def _decode(hint: Any, value: Any, what: str) -> Any:
         if not isinstance(value, dict):
             raise DataError(f"{what} is {value!r:.80}, expected an object")
         hints = _hints(typing.cast(Any, hint))
-        arguments = {}
+        scalars = _scalars(typing.cast(Any, hint))
+        arguments = {name: value[name] for name, kind in scalars if name in value and type(value[name]) is kind}
         for field in fields(hint):
+            if field.name in arguments:
+                continue
             if field.name in value:
                 arguments[field.name] = _decode(hints[field.name], value[field.name], f"{what}.{field.name}")
             elif field.default is MISSING and field.default_factory is MISSING:

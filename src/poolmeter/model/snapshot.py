@@ -12,7 +12,8 @@ from poolmeter.model.hardware import BusFunction, Hardware
 class SourceHealth:
     """One source of one snapshot: `nvml`, `hook`, `allocations`, `events`, `spool`, ...
 
-    `at_us` is when its data was collected (None: never); `reason` says why it failed, in one sentence.
+    `at_us` is when its data was collected (None: never); `reason` says why it failed, in one sentence; `since_us` is when it began to
+    be as it is, well or failing.
     """
 
     source: str
@@ -20,6 +21,7 @@ class SourceHealth:
     at_us: int | None
     duration_us: int | None
     reason: str | None = None
+    since_us: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
