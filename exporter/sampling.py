@@ -117,7 +117,7 @@ class SamplerProcess:
     @property
     def _patience_s(self) -> float:
         """How long one card's call may take. A card that hangs in each new child costs the others a restart ever more seldom."""
-        return float(self._timeout_s * 2**self._hung)
+        return float(self.timeout_s * 2**self._hung)
 
     def _start(self) -> bool:
         now = self._monotonic()
