@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poolmeter.errors import DataError
-from poolmeter.exporter.timeline import Timeline, timeline_from
+from poolmeter.exporter.timeline import Timeline, plain_allocation, timeline_from
 from poolmeter.model.allocation import Allocation
-from poolmeter.model.plain import from_plain, to_plain
+from poolmeter.model.plain import from_plain
 from poolmeter.rules.capacity import Parts
 
 VERSION = 1
@@ -196,7 +196,7 @@ class Ledger:
                 "journal_offset": self.journal_offset,
                 "journal_head": self.journal_head,
                 "timeline": self.timeline.plain(),
-                "known": [to_plain(allocation) for allocation in self.known.values()],
+                "known": [plain_allocation(allocation) for allocation in self.known.values()],
                 "devices": [{**vars(device), "parts": vars(device.parts)} for device in self.devices.values()],
                 "slices": [vars(part) for part in self.slices.values()],
                 "processes": {key: vars(process) for key, process in self.processes.items()},
