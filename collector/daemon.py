@@ -74,7 +74,7 @@ class Names:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises Unavailable when the port is taken or not permitted."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    server = socket.socket(family, socket.SOCK_STREAM)
+    server = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named: asyncio then sends small answers at once
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, port))

@@ -1,10 +1,8 @@
 """Whose pod, container and job a slice or a device belongs to, from what attribution put into a snapshot."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
 
-from poolmeter.model.snapshot import Snapshot
+from poolmeter.model.snapshot import HolderSnapshot, Snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,32 +21,7 @@ class Owner:
 NOBODY = Owner()
 
 
-class _Holder(Protocol):
-    @property
-    def device_uuid(self) -> str: ...
-    @property
-    def allocation_ids(self) -> Sequence[str]: ...
-    @property
-    def namespace(self) -> str | None: ...
-    @property
-    def pod(self) -> str | None: ...
-    @property
-    def pod_uid(self) -> str | None: ...
-    @property
-    def container(self) -> str | None: ...
-    @property
-    def container_id(self) -> str | None: ...
-    @property
-    def image(self) -> str | None: ...
-    @property
-    def job(self) -> str | None: ...
-
-
-def _holders(snapshot: Snapshot) -> Sequence[_Holder]:
-    return cast("Sequence[_Holder]", getattr(snapshot, "holders", ()))
-
-
-def _owner(holder: _Holder) -> Owner:
+def _owner(holder: HolderSnapshot) -> Owner:
     return Owner(
         namespace=holder.namespace or "",
         pod=holder.pod or "",
@@ -63,7 +36,7 @@ def _owner(holder: _Holder) -> Owner:
 def slice_owners(snapshot: Snapshot) -> dict[tuple[str, str], Owner]:
     """By allocation and device: its one owner. A slice with several has none of their names."""
     found: dict[tuple[str, str], set[Owner]] = {}
-    for holder in _holders(snapshot):
+    for holder in snapshot.holders:
         for allocation in holder.allocation_ids:
             found.setdefault((allocation, holder.device_uuid), set()).add(_owner(holder))
     return {key: next(iter(owners)) for key, owners in found.items() if len(owners) == 1}
@@ -72,7 +45,7 @@ def slice_owners(snapshot: Snapshot) -> dict[tuple[str, str], Owner]:
 def device_owners(snapshot: Snapshot) -> dict[str, Owner]:
     """By device: whoever alone is on it. A shared device has no owner: its values are not any one sharer's."""
     found: dict[str, set[Owner]] = {}
-    for holder in _holders(snapshot):
+    for holder in snapshot.holders:
         found.setdefault(holder.device_uuid, set()).add(_owner(holder))
     sharers: dict[str, set[str]] = {}
     for part in snapshot.slices:

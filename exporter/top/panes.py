@@ -217,9 +217,13 @@ def where_of(row: ProcessRow) -> str:
     return row.named.where or row.workload or (row.host.where if row.host else None) or ""
 
 
+_FRAMEWORKS = {"cuda": "CUDA", "cann": "CANN", "dtk": "DTK", "rocm": "ROCm"}
+
+
 def framework_of(row: ProcessRow) -> str:
-    """What it computes with; empty when that is not known."""
-    return row.named.framework or (row.host.framework if row.host else None) or ""
+    """What it computes with, as its makers write it; empty when that is not known."""
+    name = row.named.framework or (row.host.framework if row.host else None) or ""
+    return _FRAMEWORKS.get(name, name)
 
 
 def command_of(row: ProcessRow) -> str:

@@ -3,43 +3,46 @@
 import dataclasses
 
 from poolmeter.exporter.collectors.family import Page
-from poolmeter.model.snapshot import Snapshot
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Holder:
-    """A container on a device."""
-
-    device_uuid: str
-    allocation_ids: tuple[str, ...]
-    namespace: str | None
-    pod: str | None
-    container: str | None
-    container_id: str | None
-    pod_uid: str | None = None
-    image: str | None = None
-    job: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HeldSnapshot(Snapshot):
-    """A snapshot that says who holds what."""
-
-    holders: tuple[Holder, ...] = ()
+from poolmeter.model.snapshot import AttributionFault, AttributionSnapshot, Disagreement, HolderSnapshot
 
 
 def with_holders(page: Page, *holders: tuple[str | None, str, str, str, str]) -> Page:
     """The page with containers: allocation, device, namespace, pod, container of each."""
-    values = {field.name: getattr(page.snapshot, field.name) for field in dataclasses.fields(page.snapshot) if field.name != "holders"}
     made = tuple(
-        Holder(
-            allocation_ids=(allocation,) if allocation else (),
+        HolderSnapshot(
+            id=f"c-{allocation}",
             device_uuid=uuid,
+            origin="epoch",
+            source="kubernetes",
+            assigned=True,
+            processes=2,
+            hooked_processes=1,
+            tenant=namespace,
+            allocation_ids=(allocation,) if allocation else (),
             namespace=namespace,
             pod=pod,
             container=container,
             container_id=f"c-{allocation}",
+            unaccounted_memory_bytes=1 << 20,
+            unaccounted_us_total=1_500_000,
         )
         for allocation, uuid, namespace, pod, container in holders
     )
-    return dataclasses.replace(page, snapshot=HeldSnapshot(**values, holders=made))
+    return dataclasses.replace(page, snapshot=dataclasses.replace(page.snapshot, holders=made))
+
+
+def with_attributions(page: Page) -> Page:
+    """The page with an attribution of each of its processes that another source disagrees with, and a fault of a source."""
+    said = tuple(
+        AttributionSnapshot(
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            tenant="vision",
+            source="kubernetes",
+            framework="cuda",
+            disagreements=(Disagreement(field="tenant", source="kubernetes", value="vision", other="docker", other_value="speech"),),
+        )
+        for process in page.snapshot.processes
+    )
+    faults = (AttributionFault(source="slurm", kind="half-written", count=1),)
+    return dataclasses.replace(page, snapshot=dataclasses.replace(page.snapshot, attributions=said, attribution_faults=faults))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from exporter_fakes import CARD, GIB, OTHER, SECOND, Node, process
+from exporter_holders import with_attributions, with_holders
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -139,7 +140,7 @@ def test_promtool(busy: Node) -> None:
     """Every family there is, on one page."""
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
-    page = page_of(busy)
+    page = with_attributions(with_holders(page_of(busy), ("a", CARD, "vision", "train-0", "main")))
     outputs = Outputs(sampler_restarts=1, released=False, reload_ok=True, pushes_ok=3, pushes_failed=1)
     limited = tuple(dataclasses.replace(part, compute_limit_ppm=500_000) for part in page.snapshot.slices)
     body = Renderer().render(dataclasses.replace(page, outputs=outputs, snapshot=dataclasses.replace(page.snapshot, slices=limited)))

@@ -38,6 +38,7 @@ ACCOUNTING = (
     "settler",
     "slots",
     "tracker",
+    "union",
 )
 PATHS_PROGRAM = Path(__file__).parent / "paths_program.py"
 DEVICE = "GPU-00000000-0000-0000-0000-000000000001"

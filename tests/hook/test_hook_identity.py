@@ -276,7 +276,9 @@ def test_a_tmp_that_cannot_be_written_is_not_needed(pair: Callable[..., Pair], t
     here = pair()
     here.allocation("a", DeviceGrant(here.uuids[0], 300_000, GIB))
     plan = TenantPlan(1000, 1.0, allocate=MIB)
-    script = 'mount --make-rprivate / && mount --bind "$1" /mnt && mount -t tmpfs -o ro none /tmp && shift && exec "$@"'
+    # All of it stays visible, since the library and the machine may themselves lie there.
+    read_only = "mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp"
+    script = f'mount --make-rprivate / && mount --bind "$1" /mnt && {read_only} && ! touch /tmp/written 2>&1 && shift && exec "$@"'
     machine = f"/mnt/{here.machine.file.name}"
     process = here.start(
         Path("/mnt/allocations/a"),

@@ -5,8 +5,8 @@
 #include "marks.h"
 #include "neighbours.h"
 #include "samples.h"
+#include "union.h"
 
-#define BIN_NS 20000
 #define GAP_NS 2000u /* between two launches of a full queue, at most */
 /*
  * What a card does besides the kernel itself, in units of the time between two adjacent marks in a full queue. Seen on
@@ -37,42 +37,6 @@ void pm_charge_settled(struct pm_tracker *tracker, uint64_t estimate_ns) {
 void pm_charge_true_up(struct pm_tracker *tracker) {
     pm_limiter_true_up(tracker->limiter, tracker->owed_ns, pm_peek(&tracker->counters->pending_ns), pm_now_ns());
     tracker->owed_ns = 0;
-}
-
-/* Several streams at once: no stretch of device time is charged twice. */
-static uint64_t within_union(struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t cost) {
-    int64_t start, end;
-    if (tracker->lane_count < 2 || !pm_mark_position(tracker, segment->start, &start) ||
-        !pm_mark_position(tracker, segment->end, &end) || end <= start)
-        return cost;
-    start += INT64_MAX / 4; /* marks may lie before the reference */
-    end += INT64_MAX / 4;
-    int64_t first = start / BIN_NS, last = (end - 1) / BIN_NS;
-    double room = 0;
-    if (last - first >= PM_BINS) {
-        room = (double)(last - PM_BINS + 1 - first) * BIN_NS;
-        first = last - PM_BINS + 1;
-    }
-    for (int pass = 0; pass < 2; pass++) { /* first how much is left, then taking it evenly */
-        double part = pass == 0 ? 0 : room > 0 && (double)cost < room ? (double)cost / room : 1;
-        for (int64_t n = first; n <= last; n++) {
-            struct pm_bin *bin = &tracker->bins[n % PM_BINS];
-            if (bin->number > n) /* so old that the bin serves another time */
-                continue;
-            if (bin->number < n)
-                *bin = (struct pm_bin){n, 0};
-            int64_t from = n * BIN_NS > start ? n * BIN_NS : start,
-                    to = (n + 1) * BIN_NS < end ? (n + 1) * BIN_NS : end;
-            int64_t left = BIN_NS - bin->charged_ns, here = to - from < left ? to - from : left;
-            if (here <= 0)
-                continue;
-            if (pass == 0)
-                room += (double)here;
-            else
-                bin->charged_ns += (uint32_t)((double)here * part);
-        }
-    }
-    return (double)cost < room ? cost : (uint64_t)room;
 }
 
 void pm_charge_rest(struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t cost) {
@@ -195,7 +159,7 @@ void pm_charge_segment(struct pm_tracker *tracker, struct pm_segment *segment) {
     } else {
         cost = many_launches(tracker, segment, (uint64_t)span);
     }
-    cost = within_union(tracker, segment, cost);
+    cost = pm_union_take(tracker, segment, cost);
     if (segment->full && !segment->tainted && !segment->unsteady && segment->neighbours == 1 &&
         (!segment->entry || segment->entry->lone >= SURE_SAMPLES))
         pm_neighbours_learn_slice(tracker, cost, (uint64_t)span);

@@ -6,6 +6,8 @@
 #include "marks.h"
 #include "settler.h"
 
+#define IDLE_LANE_NS 20000000u /* no thread is still on its way into a lane that was last looked up so long ago */
+
 PM_HOT struct pm_lane *pm_lane_find(struct pm_tracker *tracker, uint64_t key) {
     for (uint32_t i = 0; i < PM_LANES; i++) {
         struct pm_lane *lane = &tracker->lanes[(key + i) % PM_LANES];
@@ -18,7 +20,18 @@ PM_HOT struct pm_lane *pm_lane_find(struct pm_tracker *tracker, uint64_t key) {
     return NULL;
 }
 
+static bool idle(const struct pm_tracker *tracker, const struct pm_lane *lane, uint64_t now) {
+    if (pm_work_launches(pm_peek(&lane->open_work)) ||
+        (lane->open != PM_NO_MARK && now < pm_peek(&lane->begun_ns) + IDLE_LANE_NS))
+        return false;
+    for (uint32_t i = 0; i < tracker->segment_count; i++)
+        if (tracker->segments[i].lane == lane - tracker->lanes)
+            return false;
+    return true;
+}
+
 struct pm_lane *pm_lane_make(struct pm_tracker *tracker, uint64_t key) {
+    uint64_t now = 0;
     for (uint32_t i = 0; i < PM_LANES; i++) {
         struct pm_lane *lane = &tracker->lanes[(key + i) % PM_LANES];
         if (lane->key == key)
@@ -29,6 +42,17 @@ struct pm_lane *pm_lane_make(struct pm_tracker *tracker, uint64_t key) {
             pm_store(&lane->key, key);
             return lane;
         }
+    }
+    for (uint32_t i = 0; i < PM_LANES; i++) { /* all are taken: one whose stream is gone or has nothing to do */
+        struct pm_lane *lane = &tracker->lanes[(key + i) % PM_LANES];
+        now = now ? now : pm_now_ns();
+        if (!idle(tracker, lane, now))
+            continue;
+        pm_mark_drop(tracker, lane->open);
+        pm_poke(&lane->open, PM_NO_MARK);
+        pm_poke(&lane->last, NULL);
+        pm_store(&lane->key, key);
+        return lane;
     }
     return NULL;
 }
@@ -129,5 +153,43 @@ bool pm_lane_measure_mark(struct pm_tracker *tracker, struct pm_lane *lane, void
     if (mark == PM_NO_MARK)
         return false;
     end_segment(tracker, lane, mark, pm_mark_passed(tracker, lane->open) == 0, before, pm_now_ns());
+    return true;
+}
+
+/* A stream without a lane: its launch is a segment of its own, between two marks of its own. */
+bool pm_lane_none_begin(struct pm_tracker *tracker, struct pm_launch *launch) {
+    if (tracker->segment_count == PM_SEGMENTS)
+        return false;
+    launch->marking_ns = pm_now_ns();
+    launch->mark = pm_mark_record(tracker, launch->stream);
+    launch->begun_ns = pm_now_ns();
+    return launch->mark != PM_NO_MARK;
+}
+
+bool pm_lane_none_end(struct pm_tracker *tracker, struct pm_launch *launch) {
+    uint64_t launched = pm_now_ns();
+    if (tracker->segment_count == PM_SEGMENTS)
+        return false;
+    uint16_t mark = pm_mark_record(tracker, launch->stream);
+    if (mark == PM_NO_MARK)
+        return false;
+    tracker->segments[tracker->segment_count++] = (struct pm_segment){
+        .start = launch->mark,
+        .end = mark,
+        .lane = PM_LANES,
+        .full = pm_mark_passed(tracker, launch->mark) == 0,
+        .fresh = launch->fresh,
+        .launches = 1,
+        .neighbours = pm_board_neighbours(tracker->board, tracker->seat, launch->begun_ns),
+        .estimate_ns = launch->estimate_ns,
+        .host_gap_ns = launched - launch->begun_ns,
+        .host_blur_ns = launched - launch->marking_ns,
+        .host_ns = pm_now_ns() - launch->begun_ns,
+        .begun_ns = launch->begun_ns,
+        .entry = launch->entry,
+    };
+    launch->mark = PM_NO_MARK;
+    if (tracker->settler && pm_peek(tracker->settler))
+        pm_settler_wake(tracker->settler);
     return true;
 }

@@ -18,4 +18,8 @@ void pm_lane_abandon(struct pm_tracker *tracker, struct pm_lane *lane);
 /* Charges all that is pending at its estimates. */
 void pm_lanes_charge_estimates(struct pm_tracker *tracker);
 
+/* For a stream that got no lane: marks before and after the launch. False: not measured, its mark is the caller's. */
+bool pm_lane_none_begin(struct pm_tracker *tracker, struct pm_launch *launch);
+bool pm_lane_none_end(struct pm_tracker *tracker, struct pm_launch *launch);
+
 #endif

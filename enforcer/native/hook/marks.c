@@ -18,11 +18,11 @@ uint16_t pm_mark_record(struct pm_tracker *tracker, void *stream) {
         tracker->mark_hint = (uint16_t)((index + 1) % PM_MARKS);
         if (!mark->event && tracker->driver->event_create(&mark->event) != 0) {
             mark->event = NULL;
-            pm_marks_fault(tracker);
+            tracker->unmarked = true;
             return PM_NO_MARK;
         }
         if (tracker->driver->event_record(mark->event, stream) != 0) {
-            pm_marks_fault(tracker);
+            tracker->unmarked = true;
             return PM_NO_MARK;
         }
         mark->uses = 1;
@@ -44,7 +44,7 @@ int pm_mark_passed(struct pm_tracker *tracker, uint16_t index) {
     if (mark->passed)
         return 1;
     int answer = tracker->driver->event_query(mark->event);
-    if (answer == PM_NOT_READY)
+    if (answer == PM_NOT_READY || answer == PM_NO_CONTEXT)
         return 0;
     mark->passed = answer == 0;
     return answer == 0 ? 1 : -1;

@@ -44,7 +44,7 @@ static void poll_locked(struct pm_tracker *tracker) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < tracker->segment_count; i++) {
         struct pm_segment *segment = &tracker->segments[i];
-        uint64_t bit = 1ull << segment->lane;
+        uint64_t bit = segment->lane < PM_LANES ? 1ull << segment->lane : 0;
         int passed = waiting & bit ? 0 : pm_mark_passed(tracker, segment->end);
         if (passed == 0) {
             if (!(waiting & bit))
@@ -109,6 +109,8 @@ static void publish(struct pm_tracker *tracker) {
 uint64_t pm_tracker_waits(struct pm_tracker *tracker) {
     uint64_t now = pm_now_ns();
     pm_board_busy(tracker->board, tracker->seat, now + 1000000000u);
+    pm_add(&tracker->waiters, 1);
+    pm_poke(&tracker->waiting_for_ns, pm_peek(&tracker->counters->pending_ns));
     return now;
 }
 
@@ -118,6 +120,10 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
     pm_board_busy(tracker->board, tracker->seat, now + (pending < 20000000u ? pending : 20000000u));
     pm_poke(&tracker->quiet, 1);
     pthread_mutex_lock(&tracker->lock);
+    if (pm_peek(&tracker->waiters))
+        __atomic_fetch_sub(&tracker->waiters, 1, __ATOMIC_RELAXED);
+    if (usable(tracker)) /* first what was launched before, which says nothing of the last */
+        poll_locked(tracker);
     for (uint32_t i = 0; i < PM_LANES && (lane_key || tracker->lane_count == 1); i++) {
         struct pm_lane *lane = &tracker->lanes[i];
         if (!lane->key || (lane_key && lane->key != lane_key) || lane->open == PM_NO_MARK)
@@ -125,13 +131,15 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
         uint64_t work = pm_peek(&lane->open_work), estimate = pm_work_ns(work);
         uint32_t launches = pm_work_launches(work);
         struct pm_estimate *entry = pm_peek(&lane->last);
-        if (launches > lane->waited_launches && waited > 2 * (estimate - lane->waited_estimate_ns) + PM_WAIT_NS) {
+        uint64_t expected = estimate - lane->waited_estimate_ns, queued = pm_peek(&tracker->waiting_for_ns);
+        expected = expected < queued ? queued : expected;
+        if (launches > lane->waited_launches && waited > 2 * expected + PM_WAIT_NS) {
             /* They took longer than thought, or the waiter was woken late: the next sample tells, and sets the charge
              * right. */
             if (entry)
                 pm_add(&entry->suspects, launches - lane->waited_launches);
             pm_samples_time_anew(tracker);
-            uint64_t beyond = waited - (estimate - lane->waited_estimate_ns);
+            uint64_t beyond = waited - expected;
             if (beyond > LATE_NS && pm_board_neighbours(tracker->board, tracker->seat, since_ns) == 0) {
                 tracker->suspect = entry;
                 tracker->suspect_ns += beyond;
@@ -140,16 +148,19 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
         lane->waited_launches = launches;
         lane->waited_estimate_ns = estimate;
     }
-    if (usable(tracker))
-        poll_locked(tracker);
     pthread_mutex_unlock(&tracker->lock);
 }
 
 static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
     struct pm_tracker *tracker = launch->tracker;
     pthread_mutex_lock(&tracker->lock);
-    if (!launch->lane)
+    tracker->unmarked = false;
+    if (!launch->lane || pm_peek(&launch->lane->key) != lane_key)
         launch->lane = pm_lane_make(tracker, lane_key);
+    if (!launch->lane && usable(tracker)) {
+        poll_locked(tracker);
+        launch->lane = pm_lane_make(tracker, lane_key);
+    }
     struct pm_lane *lane = launch->lane;
     if (lane)
         lane->stream = launch->stream;
@@ -171,10 +182,11 @@ static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
             ready = pm_lane_measure_mark(tracker, lane, launch->stream);
         launch->timed = launch->timed && ready;
     } else {
-        launch->timed = false;
+        launch->timed = !lane && usable(tracker) && pm_lane_none_begin(tracker, launch);
         if (tracker->broken)
             pm_lanes_charge_estimates(tracker);
     }
+    launch->unmarked = tracker->unmarked;
     pthread_mutex_unlock(&tracker->lock);
 }
 
@@ -189,6 +201,8 @@ PM_HOT void pm_launch_begin(struct pm_launch *launch, struct pm_tracker *tracker
     launch->tracker = tracker;
     launch->entry = entry;
     launch->stream = stream;
+    launch->mark = PM_NO_MARK;
+    launch->unmarked = false;
     launch->estimate_ns = entry && pm_peek(&entry->ns) ? pm_peek(&entry->ns) : PM_UNKNOWN_NS;
     launch->lane = pm_lane_find(tracker, lane_key);
     launch->timed = entry && pm_estimate_due(entry, pm_peek(&tracker->round));
@@ -207,7 +221,10 @@ static void slow_end(struct pm_launch *launch) {
             lane->fresh = launch->fresh;
             lane->launched_ns = now;
         }
+        tracker->unmarked = false;
         bool marked = pm_lane_mark(tracker, lane, launch->stream);
+        if (tracker->unmarked)
+            pm_marks_fault(tracker);
         /* Behind a launch the queue is full, also of a program that waits for each. */
         if (marked && launch->timed && tracker->mark_costs < 64 && tracker->segment_count < PM_SEGMENTS / 2 &&
             (tracker->mark_costs == 0 || lane->full_marks++ % 4 == 0) && pm_mark_passed(tracker, lane->open) == 0)
@@ -225,11 +242,40 @@ static void active_now(struct pm_tracker *tracker) {
     pm_poke(&tracker->counters->last_activity_ns, pm_realtime_coarse_ns());
 }
 
+/* True: it is measured between marks of its own. */
+static bool ends_without_lane(struct pm_launch *launch, bool launched) {
+    struct pm_tracker *tracker = launch->tracker;
+    pthread_mutex_lock(&tracker->lock);
+    tracker->unmarked = false;
+    bool measured = launched && usable(tracker) && pm_lane_none_end(tracker, launch);
+    launch->unmarked = tracker->unmarked;
+    if (measured) {
+        pm_add(&tracker->counters->pending_ns, launch->estimate_ns);
+        pm_limiter_launched(tracker->limiter, 0, launch->estimate_ns);
+        pm_limiter_ended(tracker->limiter, launch->estimate_ns);
+        poll_locked(tracker);
+        publish(tracker);
+    } else {
+        pm_mark_drop(tracker, launch->mark);
+    }
+    pthread_mutex_unlock(&tracker->lock);
+    return measured;
+}
+
 PM_HOT void pm_launch_end(struct pm_launch *launch, bool launched) {
-    if (!launched)
-        return;
     struct pm_tracker *tracker = launch->tracker;
     struct pm_lane *lane = launch->lane;
+    if (launch->mark != PM_NO_MARK && ends_without_lane(launch, launched)) {
+        active_now(tracker);
+        return;
+    }
+    if (!launched)
+        return;
+    if (__builtin_expect(launch->unmarked, 0)) {
+        pthread_mutex_lock(&tracker->lock);
+        pm_marks_fault(tracker);
+        pthread_mutex_unlock(&tracker->lock);
+    }
     if (!lane || pm_peek(&lane->open) == PM_NO_MARK) { /* nothing will ever settle it */
         active_now(tracker);
         pm_limiter_launched(tracker->limiter, 0, launch->estimate_ns);
@@ -275,9 +321,8 @@ bool pm_tracker_look_in(struct pm_tracker *tracker, void *context) {
     for (uint32_t i = 0; i < PM_LANES; i++) {
         struct pm_lane *lane = &tracker->lanes[i];
         uint32_t launches = lane->key && lane->open != PM_NO_MARK ? pm_work_launches(pm_peek(&lane->open_work)) : 0;
-        if (launches &&
-            launches ==
-                lane->seen_launches) { /* nobody came to end the segment, and no stream may be touched from here */
+        /* Nobody came to end the segment, and no stream may be touched from here; whoever waits will see to it. */
+        if (launches && launches == lane->seen_launches && pm_peek(&tracker->waiters) == 0) {
             pm_lane_abandon(tracker, lane);
             launches = 0;
         }
@@ -369,5 +414,6 @@ void pm_tracker_finish(struct pm_tracker *tracker, bool poll, bool destroy) {
     }
     tracker->reference = PM_NO_MARK;
     memset(tracker->bins, 0, sizeof tracker->bins);
+    memset(tracker->newest_bin, 0, sizeof tracker->newest_bin);
     pthread_mutex_unlock(&tracker->lock);
 }

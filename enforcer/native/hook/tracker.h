@@ -30,11 +30,13 @@ struct pm_driver {
     const uint32_t *captures; /* stream captures under way in this process */
 };
 #define PM_NOT_READY 600
+#define PM_NO_CONTEXT 201 /* the thread has none, and the launch that it tries will be refused */
 
 #define PM_LANES 64
 #define PM_MARKS 512
 #define PM_SEGMENTS 384
-#define PM_BINS 8192
+#define PM_BINS 2048
+#define PM_BIN_SIZES 4
 #define PM_SEEN 128
 #define PM_NO_MARK 0xffffu
 
@@ -46,7 +48,7 @@ struct pm_mark {
 
 struct pm_segment {
     uint16_t start, end;
-    uint16_t lane;
+    uint16_t lane; /* PM_LANES: of a stream that has none */
     bool full;     /* the start mark had not passed when the end mark was recorded: no idle gap inside */
     bool fresh;    /* the program had waited for its work before: it began with a turn of its own */
     bool unsteady; /* launches of its last kind differ in length */
@@ -98,7 +100,7 @@ struct pm_seen {
     struct pm_others others;
 };
 
-/* Device time already charged in a stretch of PM_BIN_NS. */
+/* Device time already charged in a stretch of time (union.c). */
 struct pm_bin {
     int64_t number;
     uint32_t charged_ns;
@@ -113,12 +115,15 @@ struct pm_tracker {
     struct pm_board *board;
     uint32_t seat;
     bool broken;       /* events do not work here: estimates only */
+    bool unmarked;     /* the driver refused a mark; a fault of ours only where it takes the launch */
     bool closed;       /* the context is about to go, or has gone */
     uint32_t *settler; /* futex word: 1 while the settling thread sleeps because nothing is pending */
     uint32_t faults;
     uint64_t credit_ns;          /* charged too much earlier; taken from the next charges */
     struct pm_estimate *suspect; /* what the program last waited for much longer than was charged, and that time */
     uint64_t suspect_ns;
+    uint32_t waiters;              /* threads of the program that wait now */
+    uint64_t waiting_for_ns;       /* estimates that were pending when the last of them began to */
     uint32_t quiet;                /* the program has waited for its work, and nothing was launched since */
     uint32_t round;                /* of timing everything anew */
     uint64_t round_at_ns;          /* when it began */
@@ -143,7 +148,8 @@ struct pm_tracker {
     uint32_t segment_count;
     uint64_t active_at_ns;
     uint32_t active; /* the board knows of work under way */
-    struct pm_bin bins[PM_BINS];
+    struct pm_bin bins[PM_BIN_SIZES][PM_BINS];
+    int64_t newest_bin[PM_BIN_SIZES];
 };
 
 /* A launch on its way. */
@@ -152,10 +158,12 @@ struct pm_launch {
     struct pm_lane *lane;
     struct pm_estimate *entry;
     uint64_t estimate_ns;
-    uint64_t begun_ns;
+    uint64_t marking_ns, begun_ns; /* before and after `mark` was recorded */
     void *stream;
+    uint16_t mark; /* of a launch into a stream that has no lane */
     bool timed;
-    bool fresh; /* the first one after the program waited */
+    bool unmarked; /* the driver refused its mark */
+    bool fresh;    /* the first one after the program waited */
 };
 
 void pm_tracker_init(struct pm_tracker *tracker, const struct pm_driver *driver, struct pm_counters *counters);
