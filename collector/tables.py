@@ -6,7 +6,7 @@ lists the same columns; a test compares the two.
 
 import types
 import typing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING
@@ -139,12 +139,14 @@ VIEWS: dict[str, tuple[SegmentKind, Field, str]] = {
 
 
 def record_fields(record_type: type) -> tuple[Field, ...]:
-    """The scalar fields of a model dataclass as columns."""
+    """The scalar fields of a model dataclass as columns; a record within the record (the hardware of a device) has none."""
     hints = typing.get_type_hints(record_type)
     columns = []
     for field in fields(record_type):
         parts = typing.get_args(hints[field.name]) if isinstance(hints[field.name], types.UnionType) else (hints[field.name],)
         base = next(part for part in parts if part is not type(None))
+        if is_dataclass(base):
+            continue
         columns.append(Field(field.name, _FROM_PYTHON[base], type(None) in parts))
     return tuple(columns)
 

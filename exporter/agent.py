@@ -22,6 +22,7 @@ from poolmeter.exporter.sampling import Source
 from poolmeter.exporter.snapshots import take_snapshot
 from poolmeter.exporter.spool import Spool, event
 from poolmeter.model.decision import JournalEvent
+from poolmeter.model.hardware import BusFunction
 from poolmeter.model.plain import canonical_json
 from poolmeter.model.snapshot import Snapshot, SourceHealth
 from poolmeter.model.units import DAY_US, MICROSECONDS, MINUTE_US
@@ -75,6 +76,8 @@ class Agent:
         self._who = who or Who([Allocations(self._attribution)])
         self._layout = Layout()
         self._reading: VendorReading | None = None
+        self._functions: tuple[BusFunction, ...] = ()
+        self._functions_at = 0  # monotonic
         self._reading_at = 0  # monotonic
         self._health: dict[str, SourceHealth] = {}
         self._page: Page | None = None
@@ -236,6 +239,9 @@ class Agent:
         reading = self._sampler.poll(budget_s)
         now = self._clock.monotonic_us()
         known = self._health.get("nvml")
+        if reading is not None:
+            # Of the bus rather than of the library: known also while that does not answer, as on a node whose cards are all passed through.
+            self._functions, self._functions_at = reading.functions, now
         if reading is not None and reading.error is None:
             self._reading, self._reading_at = self._totals.carry(reading), now
             reason = f"{reading.unidentified} devices do not say who they are" if reading.unidentified and not reading.devices else None
@@ -415,8 +421,8 @@ class Agent:
             sequence=self.spool.last_sequence,
             simulated=self.settings.simulated,
         )
-        if self._reading is not None and self._health["nvml"].ok:
-            snapshot = replace(snapshot, functions=self._reading.functions)
+        if self._clock.monotonic_us() - self._functions_at <= self.settings.stale_us:
+            snapshot = replace(snapshot, functions=self._functions)
         before = self._page.snapshot if self._page is not None else None
         self._page = Page(snapshot, self.spool.held(), __version__, before, self.outputs())
         self._page_at = self._clock.monotonic_us()

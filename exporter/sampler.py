@@ -1,4 +1,5 @@
-"""The sampler: a slim child process that reads one vendor's library on request (`python -m poolmeter.exporter.sampler nvidia`).
+"""The sampler: a slim child process that reads one vendor's library on request (`python -m poolmeter.exporter.sampler nvidia 10`:
+the vendor, and after how many seconds without an answer it is killed).
 
 A library call that hangs cannot be cancelled, so it happens here, where the agent can kill it. Frames on stdin and stdout: four bytes
 of length (big-endian), then JSON. A request is `{}`; the answer is a VendorReading as plain JSON. The end of stdin ends the child.
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
     # A library that prints must not break the frames: they go to a private copy, and stdout becomes stderr.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    vendor = VENDORS[argv[1]]()
+    vendor = VENDORS[argv[1]](float(argv[2]) if len(argv) > 2 else None)
     while read_frame(sys.stdin.buffer) is not None:
         body = json.dumps(to_plain(vendor.read()), separators=(",", ":")).encode()
         try:

@@ -63,7 +63,7 @@ class SamplerProcess:
         self.restarts = 0
         self.timeout_s = timeout_s
         self._environment = environment
-        self._command = command or (sys.executable, "-m", "poolmeter.exporter.sampler", vendor)
+        self._command = command or (sys.executable, "-m", "poolmeter.exporter.sampler", vendor, str(timeout_s))
         self._monotonic = monotonic
         self._restart_after_s = restart_after_s
         self._bell = bell
@@ -72,6 +72,7 @@ class SamplerProcess:
         self._started = float("-inf")
         self._buffer = b""
         self._trouble: str | None = None
+        self._futile = 0  # children replaced in a row because their library was of no use
         self._hung = 0  # children killed in a row because one card's call hung
         self._dying: subprocess.Popen[bytes] | None = None
 
@@ -105,7 +106,10 @@ class SamplerProcess:
             self._kill(f"{self.name} sampler sent an answer that is no reading: {error}")
             return None
         self._trouble = reading.error
+        if reading.error is None:
+            self._futile = 0
         if reading.replace:
+            self._futile = min(self._futile + 1, _MOST_DOUBLINGS)
             self._kill(f"{reading.error or self.name + ' sampler is of no more use'}; another sampler is started")
         elif reading.hung_us > self._patience_s * 1_000_000:
             self._hung = min(self._hung + 1, _MOST_DOUBLINGS)
@@ -121,7 +125,7 @@ class SamplerProcess:
 
     def _start(self) -> bool:
         now = self._monotonic()
-        if now - self._started < self._restart_after_s:
+        if now - self._started < self._restart_after_s * 2**self._futile:
             return False
         self._started = now
         try:

@@ -15,6 +15,7 @@ from poolmeter.exporter.attribution import Who
 from poolmeter.exporter.spool import Spool
 from poolmeter.model.allocation import Allocation, AllocationState, Labels, Mode, SlicePromise
 from poolmeter.model.decision import JournalEvent
+from poolmeter.model.hardware import Activity, Hardware, MigInstance, Vgpu, XidCount
 from poolmeter.model.plain import canonical_json
 from poolmeter.model.units import GIB
 from poolmeter.model.usage import DeviceRecord, UsageRecord
@@ -296,3 +297,39 @@ def of(records: tuple[UsageRecord, ...], kind: type) -> list:
 def identity(record: DeviceRecord) -> int:
     """The parts of a device record, added up."""
     return record.allocated_us + record.reserved_unused_us + record.unallocated_us + record.suspended_us + record.down_us
+
+
+def everything() -> Hardware:
+    """A card that tells all there is to tell."""
+    activity = Activity(window_us=1, graphics_ppm=1, sm_active_ppm=2, sm_occupancy_ppm=3, tensor_ppm=4, dram_ppm=5)
+    instance = MigInstance(
+        uuid="MIG-1",
+        gpu_instance_id=1,
+        compute_instance_id=0,
+        memory_total_bytes=9,
+        memory_used_bytes=5,
+        processes=1,
+        activity=activity,
+        busy_us_total=7,
+    )
+    vgpu = Vgpu(uuid="v-1", framebuffer_total_bytes=8, framebuffer_used_bytes=4, licensed=True, utilization_ppm=250_000, busy_us_total=3)
+    return Hardware(
+        at_us=1,
+        compute_mode="default",
+        licensed=True,
+        power_limit_mw=700_000,
+        throttle_us_total={"sw_power_cap": 1},
+        ecc_errors_total={"corrected": 3},
+        remapped_rows_total={"correctable": 1},
+        row_remap_pending=False,
+        row_remap_failed=False,
+        xids=(XidCount(xid=79, count=1, last_us=5),),
+        pcie_tx_bytes_total=1,
+        pcie_rx_bytes_total=2,
+        nvlink_tx_bytes_total=3,
+        nvlink_rx_bytes_total=4,
+        activity=activity,
+        instances=(instance,),
+        vgpus=(vgpu,),
+        mps_server_pid=7,
+    )

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from exporter_fakes import CARD, GIB, OTHER, SECOND, Node, process
+from exporter_fakes import CARD, GIB, OTHER, SECOND, Node, everything, process
 from exporter_holders import with_attributions, with_holders
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from poolmeter.exporter.collectors import FAMILIES, amounts, itself, pool, recon
 from poolmeter.exporter.collectors.family import Family, Outputs, Page
 from poolmeter.exporter.render import ReferenceCollector, Renderer, render_reference
 from poolmeter.model.allocation import Labels
+from poolmeter.model.hardware import BusFunction
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
@@ -143,7 +144,10 @@ def test_promtool(busy: Node) -> None:
     page = with_attributions(with_holders(page_of(busy), ("a", CARD, "vision", "train-0", "main")))
     outputs = Outputs(sampler_restarts=1, released=False, reload_ok=True, pushes_ok=3, pushes_failed=1)
     limited = tuple(dataclasses.replace(part, compute_limit_ppm=500_000) for part in page.snapshot.slices)
-    body = Renderer().render(dataclasses.replace(page, outputs=outputs, snapshot=dataclasses.replace(page.snapshot, slices=limited)))
+    full = tuple(dataclasses.replace(card, hardware=everything()) for card in page.snapshot.devices)
+    function = BusFunction(pci_bus_id="0000:28:00.0", state="passed_through")
+    snapshot = dataclasses.replace(page.snapshot, slices=limited, devices=full, functions=(function,))
+    body = Renderer().render(dataclasses.replace(page, outputs=outputs, snapshot=snapshot))
     shown = set(re.findall(r"^# TYPE (\w+) ", body.decode(), re.MULTILINE))
     # What depends on hardware and on other attribution than allocations is shown in tests of its own.
     modules = (reconciliation, slices, pool, amounts, itself)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from poolmeter.vendors.nvidia import sampled_nvidia
 from poolmeter.vendors.reading import DeviceReading, ProcessReading, Vendor, VendorReading
 
-VENDORS: dict[str, Callable[[], Vendor]] = {"nvidia": sampled_nvidia}
+# Each is made with how long, in seconds, whoever asks waits for an answer before giving the asked one up.
+VENDORS: dict[str, Callable[[float | None], Vendor]] = {"nvidia": sampled_nvidia}
 
 __all__ = ["VENDORS", "DeviceReading", "ProcessReading", "Vendor", "VendorReading"]

@@ -23,6 +23,7 @@ from poolmeter.vendors.reading import DeviceReading, VendorReading
 from poolmeter.vendors.workers import Worker, wait_all
 
 FIRST_PATIENCE_S = 5.0  # the first reading of a process waits this long: a card that is not in it counts as not there
+PATIENCE_S = 0.4
 HUNG_S = 5.0  # a card whose reading takes longer than this is no longer shown with what it said before
 SELDOM_US = 10_000_000
 
@@ -49,20 +50,20 @@ class NvidiaVendor:
         sysfs: Path = SYSFS,
         patience_s: float | None = None,
         mps: MpsControl | None = None,
-        hung_s: float = HUNG_S,
+        first_patience_s: float = FIRST_PATIENCE_S,
     ) -> None:
-        """`patience_s`: how long a reading waits for slow cards; None: for ever."""
+        """`patience_s`: how long a reading waits for slow cards (the first one: `first_patience_s`); None: for ever."""
         import pynvml
 
         self._nvml = Nvml(pynvml)
         self._proc, self._sysfs = proc, sysfs
-        self._patience_s, self._hung_s = patience_s, hung_s
+        self._patience_s, self._first_patience_s = patience_s, max(first_patience_s, patience_s or 0.0)
         self._origin = uuids.uuid4().hex
         self._started = False
         self._answered = False
         self._slots: dict[int, _Slot] = {}
         self._cards: dict[str, Card] = {}
-        self._lock = threading.Lock()  # over _cards and _xids, which threads of all cards use
+        self._lock = threading.Lock()  # over _cards, which threads of all cards use; never held during a call into the library
         self._xids = Xids(self._nvml)
         self._events = Worker("events")
         self._mps, self._mps_worker = mps or MpsControl(proc=proc), Worker("mps")
@@ -80,14 +81,17 @@ class NvidiaVendor:
         error, replaced = None, False
         try:
             count = self._start()
-            slots = [self._slots.setdefault(index, _Slot(Worker(f"card {index}"))) for index in range(count)]
+            for index in range(count):
+                if index not in self._slots:
+                    self._slots[index] = _Slot(Worker(f"card {index}"))
+            slots = [self._slots[index] for index in range(count)]
             threads = self._threads()
             for index, slot in enumerate(slots):
                 self._begin(index, slot, threads)
             self._events.start(self._guarded(self._xids.drain))
             workers = [*(slot.worker for slot in slots), self._events]
             first, self._answered = not self._answered, True
-            wait_all(workers, FIRST_PATIENCE_S if first and self._patience_s is not None else self._patience_s)
+            wait_all(workers, self._first_patience_s if first and self._patience_s is not None else self._patience_s)
             hung_s = max((worker.busy_s for worker in workers), default=0.0)
             for slot in slots:
                 if slot.replaced is not None:
@@ -119,6 +123,7 @@ class NvidiaVendor:
             self._nvml.call("nvmlInit")
             self._started = True
             self._driver = text(self._nvml.call("nvmlSystemGetDriverVersion"))
+            self._xids.begin()
         return int(self._nvml.call("nvmlDeviceGetCount"))
 
     def _forget(self) -> bool:
@@ -129,10 +134,9 @@ class NvidiaVendor:
             with contextlib.suppress(self._nvml.binding.NVMLError, LostDevice, ReplacedDriver):
                 self._nvml.call("nvmlShutdown")
         self._started = False
-        with self._lock:
-            self._xids.forget()
-            for card in self._cards.values():
-                card.forget()
+        self._xids.forget()
+        for card in self._cards.values():
+            card.forget()
         return True
 
     # ---- cards -------------------------------------------------------------------------------------------------------------------
@@ -164,8 +168,7 @@ class NvidiaVendor:
                     self._cards[uuid] = card
             slot.uuid = uuid
             card.identity = replace(card.identity, index=index, driver_version=self._driver)
-            with self._lock:
-                self._xids.watch(uuid, handle)
+            self._xids.watch(uuid, handle)
             return card.read(handle, threads)
         except LostDevice as lost:
             return self._down(slot, str(lost))
@@ -179,7 +182,7 @@ class NvidiaVendor:
     def _taken(self, slot: _Slot) -> DeviceReading | None:
         """The slot's last reading, marked when it is not of this time; none but the identity once the card has been silent for long."""
         reading, busy_s = slot.reading, slot.worker.busy_s
-        if not slot.fresh and busy_s > self._hung_s:
+        if not slot.fresh and busy_s > HUNG_S:
             reading = self._down(slot, f"a call has not come back for {busy_s:.0f} s")
         elif not slot.fresh and reading is not None:
             reading = replace(reading, hardware=replace(reading.hardware, stale=True))
@@ -217,9 +220,10 @@ class NvidiaVendor:
         return tuple(item for item in self._functions if item.state == "mediated" or item.pci_bus_id not in listed)
 
 
-def sampled_nvidia() -> NvidiaVendor:
-    """As the sampler child reads: a tick does not wait long for a slow card."""
-    return NvidiaVendor(patience_s=0.4)
+def sampled_nvidia(timeout_s: float | None = None) -> NvidiaVendor:
+    """As the sampler child reads: a tick does not wait long for a slow card, and the first not as long as whoever asks has patience."""
+    first = FIRST_PATIENCE_S if timeout_s is None else min(FIRST_PATIENCE_S, timeout_s / 2)
+    return NvidiaVendor(patience_s=min(PATIENCE_S, first), first_patience_s=first)
 
 
 __all__ = ["NvidiaVendor", "sampled_nvidia"]

@@ -153,7 +153,8 @@ class Use:
             used = {pid: amount * window // total for pid, amount in used.items()}
         clients = {pid: self.threads_ppm.get(pid, FULL_PPM) for pid, item in listed.items() if item.mps == "client"}
         for pid, amount in used.items():
-            server = pid in listed and listed[pid].mps == "server"
+            known = self.processes.get(pid)
+            server = (pid in listed and listed[pid].mps == "server") or is_server(known.command if known else None)
             for owner, part in (divide(amount, clients) if server and clients else {pid: amount}).items():
                 busy = self._process(owner, now_us)
                 if busy is not None:
