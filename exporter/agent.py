@@ -13,6 +13,7 @@ from poolmeter.exporter.allocations import AllocationReading, delete_retired, re
 from poolmeter.exporter.attribution import Allocations, OwnAllocations, ProcessKey, Who
 from poolmeter.exporter.collectors.family import Outputs, Page
 from poolmeter.exporter.hardware import HardwareTotals, stale
+from poolmeter.exporter.instances import Layout
 from poolmeter.exporter.integrate import Integrator, Observation, Outcome
 from poolmeter.exporter.journal import read_journal
 from poolmeter.exporter.ledger import Ledger, ledger_from
@@ -73,6 +74,7 @@ class Agent:
         self._boot = boot()
         self._attribution = attribution or OwnAllocations()
         self._who = who or Who([Allocations(self._attribution)])
+        self._layout = Layout()
         self._reading: VendorReading | None = None
         self._functions: tuple[BusFunction, ...] = ()
         self._functions_at = 0  # monotonic
@@ -127,14 +129,19 @@ class Agent:
         self._sample(budget_s)
         same_boot = ledger.boot_id == self._boot
         moment = place(self._clock, ledger.cursor_us, ledger.monotonic_us) if same_boot else place_after_boot(self._clock, ledger.cursor_us)
+        if self._reading is not None:
+            self._layout.learn(self._reading.devices)
         events = self._events()
         allocations = self._allocations(moment.watched_us)
+        if self._layout.known:
+            self.ledger.timeline.place(self._layout.allocation)
         devices = None
         if self._reading is not None and self._health["nvml"].ok:
             devices = {device.uuid: device for device in self._reading.devices}
         self._ask_who(devices, allocations)
         origin, unidentified = (self._reading.origin, self._reading.unidentified) if self._reading else ("", 0)
-        seen = Observation(devices, origin, allocations, unidentified)
+        use = self._layout.use(devices.values()) if devices else {}
+        seen = Observation(devices, origin, allocations, unidentified, use)
         outcome = self._integrator.advance(seen, moment.watched_us)
         if moment.at_us > moment.watched_us:
             self._integrator.close(outcome)
@@ -253,7 +260,7 @@ class Agent:
     def _allocations(self, now_us: int) -> dict[str, AllocationReading]:
         began = time.monotonic_ns()
         found, trouble = read_allocations(self._run)
-        readings = dict(found)
+        readings = {name: self._layout.reading(reading) for name, reading in found.items()}
         self.ledger.timeline.adopt(reading.allocation for reading in readings.values() if reading.allocation is not None)
         self._note("allocations", began, trouble)
         faults = [fault for reading in readings.values() for fault in reading.faults if not reading.retired]
@@ -406,6 +413,7 @@ class Agent:
             self._attribution,
             self._who,
             self._integrator.unhooked,
+            self._integrator.shared,
             self._health.values(),
             node=self.settings.node,
             pool=self.settings.pool,

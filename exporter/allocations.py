@@ -1,10 +1,12 @@
 """Allocations as they lie on this node: allocation.json, grant and meter of every folder, one bad folder never hiding another."""
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from poolmeter.places import NodeRun
 
 _LOG = logging.getLogger("poolmeter.exporter")
 _GONE = ".gone-"
+_RESTED_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def read_allocation(folder: Path, name: str, retired: bool) -> AllocationReading
     tampered = None
     allocation = grant = meter = None
     try:
-        allocation = from_plain(Allocation, json.loads((folder / "allocation.json").read_bytes()), f"{folder}/allocation.json")
+        allocation = _allocation_of(f"{folder}/allocation.json")
         if allocation.id != name:
             faults.append(f"{folder}/allocation.json has id {allocation.id!r}, expected {name!r}")
             allocation = None
@@ -92,6 +95,24 @@ def read_allocation(folder: Path, name: str, retired: bool) -> AllocationReading
     if allocation is None and meter is None and grant is None and (not faults or not folder.is_dir()):
         return None
     return AllocationReading(name, folder, retired, allocation, grant, meter, tuple(faults), tampered)
+
+
+def _allocation_of(path: str) -> Allocation:
+    """What the file says. One that was at rest for a while is decoded once, not at every tick; its stamp says whether it changed."""
+    found = os.stat(path)
+    if time.time_ns() - found.st_mtime_ns < _RESTED_NS:  # two writes of one moment may have one stamp
+        return _decoded(path)
+    return _rested(path, (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino))
+
+
+def _decoded(path: str) -> Allocation:
+    with open(path, "rb") as file:
+        return from_plain(Allocation, json.loads(file.read()), path)
+
+
+@functools.lru_cache(maxsize=512)
+def _rested(path: str, stamp: tuple[int, ...]) -> Allocation:
+    return _decoded(path)
 
 
 def reclaim_dead(reading: AllocationReading) -> int:

@@ -9,7 +9,7 @@ def reset(part: SliceLedger, page: int) -> None:
     part.page = page
     part.base_busy_us = part.base_launches = part.base_graph_launches = part.base_throttled_us = part.base_denied = 0
     part.base_denied_bytes = part.base_faults = part.base_memory_peak = part.base_retired_busy_us = part.base_retired_launches = 0
-    part.backlog_us = 0
+    part.backlog_us = part.given_up_us = 0
 
 
 def rebase(part: SliceLedger, meter: MeterReading, uuid: str) -> None:

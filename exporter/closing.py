@@ -6,11 +6,11 @@ Records carry no node, epoch and sequence yet (`sequence` 0): whoever commits th
 from typing import Any
 
 from poolmeter.exporter.ledger import DeviceLedger, Ledger, ProcessLedger, SliceLedger
-from poolmeter.model.allocation import Allocation, SlicePromise
+from poolmeter.model.allocation import Allocation, Mode, SlicePromise
 from poolmeter.model.units import FULL_SHARE_PPM, MINUTE_US, split_exactly
 from poolmeter.model.usage import DeviceRecord, ProcessRecord, SliceRecord, UsageRecord, UsedBasis
 from poolmeter.rules.capacity import Capacity, settle
-from poolmeter.rules.state import slice_state
+from poolmeter.rules.state import last_activity, slice_state
 from poolmeter.sharing import UsedNumbers, sharing_of
 
 
@@ -30,6 +30,8 @@ def close_minute(ledger: Ledger) -> list[UsageRecord]:
             if share is not None:
                 part.energy_uj_total = (part.energy_uj_total or 0) + share
             used, basis = measured[part.allocation_id]
+            if basis is UsedBasis.SAMPLED and ledger.known[part.allocation_id].mode is Mode.WHOLE:
+                part.whole_us_total = (part.whole_us_total or 0) + (used or 0)
             records.append(_slice_record(ledger, device, capacity, part, used, basis, share))
         records += [
             _process_record(device, process) for process in ledger.processes.values() if process.device_uuid == uuid and process.m_seen
@@ -40,7 +42,7 @@ def close_minute(ledger: Ledger) -> list[UsageRecord]:
 def _worth(part: SliceLedger, capacity: Capacity) -> bool:
     """Whether there is anything to say: a promise in this minute, or use (an allocation already released, read for the last time)."""
     promised = part.allocation_id in capacity.by_promised or part.allocation_id in capacity.by_suspended
-    return promised or bool(part.m_used_us or part.m_denied or part.m_launches or part.m_graph_launches)
+    return promised or bool(part.m_used_us or part.m_shared_us or part.m_denied or part.m_launches or part.m_graph_launches)
 
 
 def _used(part: SliceLedger, device: DeviceLedger, allocation: Allocation, sharers: int) -> tuple[int | None, UsedBasis]:
@@ -48,7 +50,11 @@ def _used(part: SliceLedger, device: DeviceLedger, allocation: Allocation, share
     hooked = part.m_used_us if part.m_metered else None
     if rules is None:
         return (hooked, UsedBasis.HOOK) if hooked is not None else (None, UsedBasis.ALLOCATED)
-    return rules.used(UsedNumbers(hooked, device.m_busy_us, sharers))
+    shared_basis = part.m_shared_basis or part.shared_basis
+    # What others were given of the card's busy time is not this slice's.
+    others = device.handed_us - (part.m_shared_us or 0)
+    busy = None if device.m_busy_us is None else max(0, min(device.m_busy_us, device.parts.span_us - others))
+    return rules.used(UsedNumbers(hooked, busy, sharers, part.m_shared_us, UsedBasis(shared_basis) if shared_basis is not None else None))
 
 
 def _energy(device: DeviceLedger, capacity: Capacity, used: list[int], parts: list[SliceLedger]) -> list[int | None]:
@@ -130,12 +136,13 @@ def _slice_record(
     allocation = standing or ledger.known[part.allocation_id]
     promise = promise_of(allocation, device.uuid)
     metered = part.m_metered
+    activity = last_activity(metered=metered, hook_us=part.last_activity_us, utilised_us=part.utilised_us, gpm_us=part.gpm_us)
     state = slice_state(
         standing.state if standing else None,
         measured=metered or used is not None,
         processes=None,
         memory_used_bytes=0 if metered and not part.m_memory_used_bus else part.m_memory_used_bus,
-        last_activity_us=part.last_activity_us,
+        last_activity_us=activity,
         now_us=device.m_start_us + capacity.span_us,
     )
     labels = allocation.labels
@@ -170,7 +177,7 @@ def _slice_record(
         throttled_us=part.m_throttled_us if metered else None,
         denied_allocations=part.m_denied if metered else None,
         denied_bytes=part.m_denied_bytes if metered else None,
-        last_activity_us=part.last_activity_us,
+        last_activity_us=activity,
         hook_faults=part.m_faults if metered else None,
     )
 
@@ -182,7 +189,7 @@ def _process_record(device: DeviceLedger, process: ProcessLedger) -> ProcessReco
         start_ticks=process.start_ticks,
         command=process.command,
         hooked=process.hooked,
-        used_basis=UsedBasis.HOOK.value if process.hooked else (UsedBasis.SAMPLED.value if process.m_used_us is not None else None),
+        used_basis=UsedBasis.HOOK.value if process.hooked else (process.m_basis if process.m_used_us is not None else None),
         allocation_id=process.allocation_id,
         tenant=process.tenant,
         used_us=process.m_used_us,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poolmeter.errors import DataError
-from poolmeter.exporter.timeline import Timeline, timeline_from
+from poolmeter.exporter.timeline import Timeline, plain_allocation, timeline_from
 from poolmeter.model.allocation import Allocation
-from poolmeter.model.plain import from_plain, to_plain
+from poolmeter.model.plain import from_plain
 from poolmeter.rules.capacity import Parts
 
 VERSION = 1
@@ -30,6 +30,7 @@ class DeviceLedger:
     busy_origin: str | None = None
     busy_raw: int = 0
     energy_raw: int | None = None
+    energy_at_us: int | None = None  # the cursor when it was read
     busy_us_total: int | None = None
     energy_uj_total: int | None = None
     hooked_us_total: int = 0
@@ -43,6 +44,7 @@ class DeviceLedger:
     m_hooked_us: int = 0
     m_hooked_known: bool = True
     m_unaccounted_us: int | None = None
+    m_shared_us: int = 0  # of programs without the hook that belong to slices without a meter
     m_unaccounted_memory_bus: int | None = None
     m_memory_used_bus: int | None = None
     m_memory_peak: int | None = None
@@ -50,10 +52,15 @@ class DeviceLedger:
     m_energy_uj: int | None = None
     parts: Parts = field(default_factory=Parts)
 
+    @property
+    def handed_us(self) -> int:
+        """Device time of the open minute that somebody was given."""
+        return self.m_hooked_us + self.m_shared_us + (self.m_unaccounted_us or 0)
+
     def new_minute(self) -> None:
         """Forget the open minute."""
         self.m_start_us = None
-        self.m_measured_us = self.m_hooked_us = self.m_memory_allocated_bus = 0
+        self.m_measured_us = self.m_hooked_us = self.m_shared_us = self.m_memory_allocated_bus = 0
         self.m_hooked_known = True
         self.m_busy_us = self.m_unaccounted_us = self.m_unaccounted_memory_bus = None
         self.m_memory_used_bus = self.m_memory_peak = self.m_energy_uj = None
@@ -79,13 +86,22 @@ class SliceLedger:
     base_retired_launches: int = 0
     energy_uj_total: int | None = None
     last_activity_us: int | None = None
+    utilised_us: int | None = None  # the last utilisation sample of its own above zero
+    gpm_us: int | None = None  # the last hardware activity of its own above zero
     limit_ppm: int | None = None  # in force, read back from the grant page
     limit_bytes: int | None = None
     backlog_us: int = 0
+    given_up_us: int = 0  # what the meter counted and the card had no room for
+    # Device time of processes without the hook, while the slice has no meter, and where it comes from.
+    shared_us_total: int | None = None
+    shared_basis: str | None = None
+    whole_us_total: int | None = None  # the card's own busy time, where it counts for the slice; of closed minutes
     m_seen: bool = False
     m_unmeasured_us: int = 0
     m_metered: bool = False
     m_used_us: int = 0
+    m_shared_us: int | None = None
+    m_shared_basis: str | None = None
     m_memory_used_bus: int | None = None
     m_memory_allocated_bus: int = 0
     m_memory_peak: int | None = None
@@ -101,7 +117,7 @@ class SliceLedger:
         self.m_seen = self.m_metered = False
         self.m_unmeasured_us = self.m_used_us = self.m_memory_allocated_bus = self.m_launches = self.m_graph_launches = 0
         self.m_throttled_us = self.m_denied = self.m_denied_bytes = self.m_faults = 0
-        self.m_memory_used_bus = self.m_memory_peak = None
+        self.m_memory_used_bus = self.m_memory_peak = self.m_shared_us = self.m_shared_basis = None
 
 
 @dataclass
@@ -121,7 +137,12 @@ class ProcessLedger:
     present: bool = True
     ended: bool = False
     waiting_us: int = 0  # device time gained before it was known whose the process is
+    counted_us: int = 0  # since it was first seen, by whatever basis
+    basis: str | None = None
+    # What accounting said when it was first seen: used before anybody watched. None: it has not spoken yet.
+    accounted_base_us: int | None = None
     m_seen: bool = False
+    m_basis: str | None = None
     m_used_us: int | None = None
     m_memory_used_bus: int | None = None
     m_memory_peak: int | None = None
@@ -130,7 +151,7 @@ class ProcessLedger:
     def new_minute(self) -> None:
         """Forget the open minute."""
         self.m_seen = False
-        self.m_used_us = self.m_memory_used_bus = self.m_memory_peak = self.m_launches = None
+        self.m_used_us = self.m_memory_used_bus = self.m_memory_peak = self.m_launches = self.m_basis = None
 
 
 @dataclass
@@ -156,6 +177,8 @@ class Ledger:
     slices: dict[str, SliceLedger] = field(default_factory=dict)
     processes: dict[str, ProcessLedger] = field(default_factory=dict)
     holders: dict[str, HolderLedger] = field(default_factory=dict)
+    # Device time of the card that is counted of each MIG instance.
+    instances: dict[str, int] = field(default_factory=dict)
     # Retired allocations whose last record is closed: the sequence that must be acknowledged before their folder may go.
     settled: dict[str, int] = field(default_factory=dict)
     tampered: list[str] = field(default_factory=list)
@@ -173,11 +196,12 @@ class Ledger:
                 "journal_offset": self.journal_offset,
                 "journal_head": self.journal_head,
                 "timeline": self.timeline.plain(),
-                "known": [to_plain(allocation) for allocation in self.known.values()],
+                "known": [plain_allocation(allocation) for allocation in self.known.values()],
                 "devices": [{**vars(device), "parts": vars(device.parts)} for device in self.devices.values()],
                 "slices": [vars(part) for part in self.slices.values()],
                 "processes": {key: vars(process) for key, process in self.processes.items()},
                 "holders": {key: vars(holder) for key, holder in self.holders.items()},
+                "instances": self.instances,
                 "settled": self.settled,
                 "tampered": self.tampered,
                 "hardware": self.hardware,
@@ -202,9 +226,11 @@ def ledger_from(plain: dict[str, Any]) -> Ledger:
         known={allocation.id: allocation for allocation in known},
         devices={item["uuid"]: DeviceLedger(**{**item, "parts": Parts(**item["parts"])}) for item in plain["devices"]},
         slices={f"{part.device_uuid}|{part.allocation_id}": part for part in slices},
-        processes={key: ProcessLedger(**item) for key, item in plain["processes"].items()},
+        # An older exporter counted by `base_busy_us` alone.
+        processes={key: ProcessLedger(**{"counted_us": item["base_busy_us"], **item}) for key, item in plain["processes"].items()},
         # Absent in what an exporter without attribution wrote.
         holders={key: HolderLedger(**item) for key, item in plain.get("holders", {}).items()},
+        instances=plain.get("instances", {}),
         settled=plain["settled"],
         tampered=plain["tampered"],
         hardware=plain.get("hardware", {}),

@@ -48,7 +48,9 @@ def newest(agent: Watched) -> Page | None:
     )
     return replace(
         page,
-        snapshot=replace(page.snapshot, devices=(), slices=(), processes=(), sources=(*page.snapshot.sources, stalled)),
+        snapshot=replace(
+            page.snapshot, devices=(), slices=(), processes=(), holders=(), host=None, sources=(*page.snapshot.sources, stalled)
+        ),
         before=None,
     )
 

@@ -5,14 +5,15 @@ from collections.abc import Iterable, Mapping
 from poolmeter.exporter.attribution import OwnAllocations, ProcessKey, Who
 from poolmeter.exporter.attribution.holders import Held, holders_of
 from poolmeter.exporter.closing import promise_of
+from poolmeter.exporter.host import host_of
 from poolmeter.exporter.integrate import Observation
 from poolmeter.exporter.ledger import DeviceLedger, Ledger, SliceLedger
-from poolmeter.model.allocation import Allocation, AllocationState
+from poolmeter.model.allocation import Allocation, AllocationState, Mode
 from poolmeter.model.snapshot import AttributionSnapshot, DeviceSnapshot, ProcessSnapshot, SliceSnapshot, Snapshot, SourceHealth
 from poolmeter.model.units import FULL_SHARE_PPM
 from poolmeter.model.usage import UsedBasis
 from poolmeter.pages.grant import DeviceGrant
-from poolmeter.rules.state import slice_state
+from poolmeter.rules.state import last_activity, slice_state
 from poolmeter.sharing import UsedNumbers, sharing_of
 from poolmeter.vendors.reading import DeviceReading, ProcessReading
 
@@ -23,6 +24,7 @@ def take_snapshot(
     attribution: OwnAllocations,
     who: Who,
     unhooked: Mapping[str, list[ProcessReading]],
+    shared: Mapping[str, list[ProcessReading]],
     sources: Iterable[SourceHealth],
     *,
     node: str,
@@ -34,13 +36,13 @@ def take_snapshot(
     """Everything known at the ledger's cursor. Totals go with the spool's epoch; a device that does not answer has no gauges."""
     standing = ledger.timeline.standing
     slices = [
-        _slice(ledger, seen, attribution, allocation, uuid, epoch, pool)
+        _slice(ledger, seen, attribution, shared, allocation, uuid, epoch, pool)
         for allocation in standing.values()
         for uuid in (promise.device_uuid for promise in allocation.slices)
         if uuid in ledger.devices
     ]
     devices = [
-        _device(ledger, device, (seen.devices or {}).get(uuid), unhooked.get(uuid), standing.values(), epoch)
+        _device(ledger, seen, device, unhooked.get(uuid), shared, standing.values(), epoch)
         for uuid, device in sorted(ledger.devices.items(), key=lambda item: (item[1].index, item[0]))
     ]
     processes = _processes(ledger, seen)
@@ -69,14 +71,16 @@ def take_snapshot(
             epoch,
         ),
         attribution_faults=who.faults(),
+        host=host_of(standing.values()),
     )
 
 
 def _device(
     ledger: Ledger,
+    seen: Observation,
     device: DeviceLedger,
-    reading: DeviceReading | None,
     unhooked: list[ProcessReading] | None,
+    shared: Mapping[str, list[ProcessReading]],
     standing: Iterable[Allocation],
     epoch: str,
 ) -> DeviceSnapshot:
@@ -87,8 +91,19 @@ def _device(
         for promise in [promise_of(allocation, device.uuid)]
         if promise is not None
     ]
+    reading = (seen.devices or {}).get(device.uuid)
     up = reading is not None and reading.up
     held = [process.memory_bytes for process in unhooked] if up and unhooked is not None else None
+    unaccounted = sum(m or 0 for m in held) if held is not None and None not in held else None
+    hooked = sum(
+        min(part.meter.shared[device.uuid].memory_bytes, device.memory_total_bytes)
+        for part in seen.allocations.values()
+        if part.meter is not None and device.uuid in part.meter.device_uuids
+    )
+    sizes = [m.memory_bytes for key, listed in shared.items() if key.startswith(f"{device.uuid}|") for m in listed]
+    difference = None
+    if reading is not None and up and reading.memory_used_bytes is not None and unaccounted is not None and None not in sizes:
+        difference = reading.memory_used_bytes - hooked - unaccounted - sum(m or 0 for m in sizes)
     return DeviceSnapshot(
         uuid=device.uuid,
         index=device.index,
@@ -114,15 +129,24 @@ def _device(
         hooked_us_total=device.hooked_us_total,
         switch_overhead_us_total=device.overhead_us_total,
         unaccounted_us_total=device.unaccounted_us_total,
-        unaccounted_memory_bytes=sum(m or 0 for m in held) if held is not None and None not in held else None,
+        unaccounted_memory_bytes=unaccounted,
         allocated_ppm=sum(promise.promise_ppm for promise in promises),
         memory_allocated_bytes=sum(promise.memory_bytes for promise in promises),
+        hooked_memory_bytes=hooked,
+        memory_difference_bytes=difference,
         hardware=reading.hardware if reading else None,
     )
 
 
 def _slice(
-    ledger: Ledger, seen: Observation, attribution: OwnAllocations, allocation: Allocation, uuid: str, epoch: str, pool: str
+    ledger: Ledger,
+    seen: Observation,
+    attribution: OwnAllocations,
+    shared: Mapping[str, list[ProcessReading]],
+    allocation: Allocation,
+    uuid: str,
+    epoch: str,
+    pool: str,
 ) -> SliceSnapshot:
     reading = seen.allocations.get(allocation.id)
     meter = reading.meter if reading and uuid in (reading.meter.device_uuids if reading.meter else ()) else None
@@ -136,13 +160,24 @@ def _slice(
     device = (seen.devices or {}).get(uuid)
     sharers = sum(promise_of(other, uuid) is not None for other in ledger.timeline.standing.values())
     busy = device.busy_us_total if device else None
-    _, basis = rules.used(UsedNumbers(part.base_busy_us if meter else None, busy, sharers)) if rules else (None, UsedBasis.ALLOCATED)
+    shared_basis = UsedBasis(part.shared_basis) if part.shared_basis is not None else None
+    hooked = part.base_busy_us - part.given_up_us if meter else None
+    busy = busy if part.whole_us_total is not None else None
+    numbers = UsedNumbers(hooked, busy, sharers, part.shared_us_total, shared_basis)
+    used, basis = rules.used(numbers) if rules else (None, UsedBasis.ALLOCATED)
+    if meter is None and part.whole_us_total is not None and basis is UsedBasis.SAMPLED:
+        used = part.whole_us_total  # of closed minutes: since the slice began, which the card's own counter is not
+    listed = shared.get(f"{uuid}|{allocation.id}")
+    by_nvml = _nvml_memory(ledger, device, attribution, allocation.id, listed)
+    if meter is None and listed is not None:
+        memory, processes = by_nvml, len(listed)
+    activity = last_activity(metered=meter is not None, hook_us=part.last_activity_us, utilised_us=part.utilised_us, gpm_us=part.gpm_us)
     state = slice_state(
         allocation.state,
-        measured=meter is not None,
+        measured=meter is not None or used is not None,
         processes=processes,
         memory_used_bytes=memory,
-        last_activity_us=part.last_activity_us,
+        last_activity_us=activity,
         now_us=ledger.cursor_us,
     )
     labels = allocation.labels
@@ -171,16 +206,37 @@ def _slice(
         memory_limit_bytes=limits.memory_bytes if limits else None,
         memory_used_bytes=memory,
         memory_peak_bytes=min(meter.shared[uuid].memory_peak, ledger.devices[uuid].memory_total_bytes) if meter else None,
-        busy_us_total=part.base_busy_us if meter else None,
+        busy_us_total=used,
         launches_total=part.base_launches if meter else None,
         graph_launches_total=part.base_graph_launches if meter else None,
         throttled_us_total=part.base_throttled_us if meter else None,
         denied_allocations_total=part.base_denied if meter else None,
         energy_uj_total=part.energy_uj_total,
-        last_activity_us=part.last_activity_us,
+        energy_divided=None if part.energy_uj_total is None else allocation.mode is not Mode.WHOLE,
+        last_activity_us=activity,
         hook_faults_total=part.base_faults if meter else None,
         processes=processes,
+        nvml_memory_bytes=by_nvml,
+        memory_difference_bytes=by_nvml - memory if meter and by_nvml is not None and memory is not None else None,
     )
+
+
+def _nvml_memory(
+    ledger: Ledger,
+    device: DeviceReading | None,
+    attribution: OwnAllocations,
+    allocation_id: str,
+    listed: list[ProcessReading] | None,
+) -> int | None:
+    """What the card says that the slice's processes hold, contexts and all; None when it does not list them, or not what they hold."""
+    if device is None or not device.up or not device.processes_known:
+        return None
+    sizes = [process.memory_bytes for process in listed or ()]
+    for process in device.processes:
+        owner = attribution.owner_of(ProcessKey(process.pid, process.start_ticks)) if process.start_ticks is not None else None
+        if process.listed and owner is not None and owner.hooked and owner.allocation_id == allocation_id:
+            sizes.append(process.memory_bytes)
+    return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 def _attributions(processes: Iterable[ProcessSnapshot], who: Who) -> Iterable[AttributionSnapshot]:
@@ -219,7 +275,7 @@ def _processes(ledger: Ledger, seen: Observation) -> list[ProcessSnapshot]:
             continue
         own = nvml.get((process.device_uuid, ProcessKey(process.pid, process.start_ticks)))
         used: int | None = held.get(key) if process.hooked else own
-        measured = process.hooked or process.m_used_us is not None or process.base_busy_us > 0
+        measured = process.hooked or process.basis is not None
         found.append(
             ProcessSnapshot(
                 pid=process.pid,
@@ -229,8 +285,8 @@ def _processes(ledger: Ledger, seen: Observation) -> list[ProcessSnapshot]:
                 command=process.command,
                 allocation_id=process.allocation_id,
                 tenant=process.tenant,
-                used_basis=(UsedBasis.HOOK if process.hooked else UsedBasis.SAMPLED).value if measured else None,
-                busy_us_total=process.base_busy_us if measured else None,
+                used_basis=UsedBasis.HOOK.value if process.hooked else process.basis,
+                busy_us_total=process.counted_us if measured else None,
                 memory_used_bytes=min(used, ledger.devices[process.device_uuid].memory_total_bytes) if used is not None else None,
                 nvml_memory_bytes=own,
             )

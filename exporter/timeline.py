@@ -1,7 +1,8 @@
 """Promises over time: piecewise constant, changed only by events of the journal (or, without one, by allocation.json)."""
 
+import functools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from poolmeter.errors import DataError
@@ -27,6 +28,11 @@ class Timeline:
     pending: list[tuple[int, Allocation]] = field(default_factory=list)
     last_sequence: int = 0
     last_at_us: int = 0
+
+    def place(self, where: Callable[[Allocation], Allocation]) -> None:
+        """Put promises that name a part of a card on the card, also those that are still to come."""
+        self.standing = {key: where(allocation) for key, allocation in self.standing.items()}
+        self.pending = [(at, where(allocation)) for at, allocation in self.pending]
 
     def learn(self, events: Iterable[JournalEvent]) -> tuple[list[JournalEvent], list[str]]:
         """Queue changes; returns the events that are new and what was wrong with the others.
@@ -85,8 +91,8 @@ class Timeline:
     def plain(self) -> dict[str, object]:
         """As JSON values."""
         return {
-            "standing": [to_plain(allocation) for allocation in self.standing.values()],
-            "pending": [[at, to_plain(allocation)] for at, allocation in self.pending],
+            "standing": [plain_allocation(allocation) for allocation in self.standing.values()],
+            "pending": [[at, plain_allocation(allocation)] for at, allocation in self.pending],
             "last_sequence": self.last_sequence,
             "last_at_us": self.last_at_us,
         }
@@ -104,3 +110,9 @@ def timeline_from(plain: dict[str, object]) -> Timeline:
 
 def _released(allocation: Allocation) -> Allocation:
     return replace(allocation, state=AllocationState.RELEASED)
+
+
+@functools.lru_cache(maxsize=512)
+def plain_allocation(allocation: Allocation) -> object:
+    """Of a record that does not change, made once; nobody writes to what is returned."""
+    return to_plain(allocation)

@@ -1,6 +1,6 @@
 """Metric families of `/metrics`, one file a family of families. `FAMILIES` is the list, in page order."""
 
-from poolmeter.exporter.collectors import device, holders, itself, parts, pool, reconciliation, slices
+from poolmeter.exporter.collectors import amounts, device, holders, itself, parts, pool, reconciliation, slices
 from poolmeter.exporter.collectors.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -10,6 +10,7 @@ FAMILIES: tuple[Family, ...] = (
     *slices.FAMILIES,
     *holders.FAMILIES,
     *pool.FAMILIES,
+    *amounts.FAMILIES,
     *itself.FAMILIES,
 )
 

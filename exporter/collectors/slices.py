@@ -79,7 +79,13 @@ FAMILIES: tuple[Family, ...] = (
         seconds,
     ),
     _per_slice("processes", "Processes of the slice that are alive (hook).", attrgetter("processes")),
-    _per_slice("busy_seconds_total", "Device time of the slice in seconds (hook).", attrgetter("busy_us_total"), seconds, counter=True),
+    _per_slice(
+        "busy_seconds_total",
+        "Device time of the slice in seconds (by its basis: hook, accounting or NVML samples).",
+        attrgetter("busy_us_total"),
+        seconds,
+        counter=True,
+    ),
     _per_slice("kernel_launches_total", "Kernels launched (hook).", attrgetter("launches_total"), counter=True),
     _per_slice("graph_launches_total", "Graphs launched (hook).", attrgetter("graph_launches_total"), counter=True),
     _per_slice(
@@ -104,7 +110,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _per_slice(
         "last_activity_timestamp_seconds",
-        "Time of the last kernel or copy in seconds since the Unix epoch; absent: none yet (hook).",
+        "Time of the last kernel or copy in seconds since the Unix epoch; absent: none yet (hook, else NVML utilisation above 0).",
         attrgetter("last_activity_us"),
         seconds,
     ),

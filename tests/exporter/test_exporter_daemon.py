@@ -76,7 +76,7 @@ def test_without_a_card_it_serves_and_says_so(tmp_path: Path, no_card: dict[str,
         urllib.request.urlopen(f"{url}/readyz", timeout=10)
     assert caught.value.code == 503 and json.loads(caught.value.read())["failing"] == ["nvml"]
     body = urllib.request.urlopen(f"{url}/metrics", timeout=10).read()
-    assert b'poolmeter_collect_success{source="nvml"} 0.0' in body and b"poolmeter_pool" not in body
+    assert b'poolmeter_collect_success{source="nvml"} 0.0' in body and b"poolmeter_pool_devices" not in body
     assert len(arrow.from_bytes(urllib.request.urlopen(f"{url}/v1/usage", timeout=10).read())) == 0
     child.send_signal(signal.SIGTERM)
     out, err = child.communicate(timeout=30)

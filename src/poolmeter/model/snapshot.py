@@ -55,12 +55,20 @@ class DeviceSnapshot:
     unaccounted_memory_bytes: int | None = None
     allocated_ppm: int | None = None
     memory_allocated_bytes: int | None = None
+    hooked_memory_bytes: int | None = None
+    memory_difference_bytes: int | None = None
     hardware: Hardware | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SliceSnapshot:
-    """An allocation's part of a device, with the limits really in force (read back from the grant page)."""
+    """An allocation's part of a device, with the limits really in force (read back from the grant page).
+
+    `busy_us_total` is by `used_basis`. `nvml_memory_bytes` is what the card says that the slice's processes hold, and
+    `memory_difference_bytes` that less what the hook says: contexts and other overhead, or memory that no hook saw; it may be negative.
+    `energy_divided`: `energy_uj_total` is a part of the board's counter, divided by use and allocation; no card tells it of a share or a
+    MIG instance.
+    """
 
     allocation_id: str
     device_uuid: str
@@ -94,6 +102,9 @@ class SliceSnapshot:
     last_activity_us: int | None = None
     hook_faults_total: int | None = None
     processes: int | None = None
+    nvml_memory_bytes: int | None = None
+    memory_difference_bytes: int | None = None
+    energy_divided: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +213,26 @@ class AttributionFault:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostRequest:
+    """What a running allocation asked for of its node; None: it did not say."""
+
+    allocation_id: str
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSnapshot:
+    """CPU (thousandths of a core) and memory of the node. A `requested` sum is None while one of `requests` is not known."""
+
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
+    cpu_requested_milli: int | None = None
+    memory_requested_bytes: int | None = None
+    requests: tuple[HostRequest, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """One node at one instant. `sequence` and `epoch` name the last record closed in the spool when it was taken."""
 
@@ -215,7 +246,8 @@ class Snapshot:
     slices: tuple[SliceSnapshot, ...] = ()
     processes: tuple[ProcessSnapshot, ...] = ()
     sources: tuple[SourceHealth, ...] = field(default=())
-    functions: tuple[BusFunction, ...] = ()
     attributions: tuple[AttributionSnapshot, ...] = ()
     holders: tuple[HolderSnapshot, ...] = ()
     attribution_faults: tuple[AttributionFault, ...] = ()
+    host: HostSnapshot | None = None
+    functions: tuple[BusFunction, ...] = ()

@@ -6,6 +6,15 @@ from poolmeter.model.units import MINUTE_US
 ACTIVITY_WINDOW_US = MINUTE_US  # a slice whose last kernel is younger is active
 
 
+def last_activity(*, metered: bool, hook_us: int | None = None, utilised_us: int | None = None, gpm_us: int | None = None) -> int | None:
+    """When a slice last worked, by the best source there is: the hook's last kernel where the slice has a meter (whose silence means that
+    nothing ran), else the last utilisation sample above zero (the maximum of a window, for a mean hides what ran once in it), else the
+    last hardware activity above zero. None: never, or not known."""
+    if metered:
+        return hook_us
+    return next((known for known in (utilised_us, gpm_us, hook_us) if known is not None), None)
+
+
 def slice_state(
     allocation: AllocationState | None,
     *,

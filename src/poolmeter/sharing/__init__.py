@@ -1,10 +1,16 @@
 """Sharing modes: pure rules, one file a mode. `MODES` is the list; a mode that is not in it cannot be measured yet."""
 
 from poolmeter.model.allocation import Mode
-from poolmeter.sharing import hook, whole
+from poolmeter.sharing import hook, mig, mps, timeslice, whole
 from poolmeter.sharing.rule import Sharing, UsedNumbers
 
-MODES: tuple[Sharing, ...] = (hook.HookSharing(), whole.WholeSharing())
+MODES: tuple[Sharing, ...] = (
+    hook.HookSharing(),
+    whole.WholeSharing(),
+    mig.MigSharing(),
+    mps.MpsSharing(),
+    timeslice.TimesliceSharing(),
+)
 
 
 def sharing_of(mode: Mode) -> Sharing | None:

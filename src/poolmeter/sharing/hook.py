@@ -6,11 +6,10 @@ from poolmeter.sharing.rule import UsedNumbers
 
 
 class HookSharing:
-    """Used time is the meter's; without a meter it is unknown (the card's own number is never copied to a sharer)."""
+    """Used time is the meter's; without a meter it is what the driver says of the slice's own processes, else unknown (the card's own
+    number is never copied to a sharer)."""
 
     mode = Mode.HOOK
 
     def used(self, numbers: UsedNumbers) -> tuple[int | None, UsedBasis]:
-        if numbers.hooked_us is None:
-            return None, UsedBasis.ALLOCATED
-        return numbers.hooked_us, UsedBasis.HOOK
+        return numbers.own

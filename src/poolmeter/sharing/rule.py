@@ -9,11 +9,23 @@ from poolmeter.model.usage import UsedBasis
 
 @dataclass(frozen=True)
 class UsedNumbers:
-    """What is known of a slice's device time over a span, in us: by the hook, by the card (any process), and who shares it."""
+    """What is known of a slice's device time over a span, in us: by the hook, by the card (any process; less what others were given), how
+    many slices share it, and by the driver's numbers of the slice's own processes (`shared_us`, with the basis they have)."""
 
     hooked_us: int | None
     device_busy_us: int | None
     sharers: int
+    shared_us: int | None = None
+    shared_basis: UsedBasis | None = None
+
+    @property
+    def own(self) -> tuple[int | None, UsedBasis]:
+        """The best number of the slice itself: its meter's, else its processes'; never the card's."""
+        if self.hooked_us is not None:
+            return self.hooked_us, UsedBasis.HOOK
+        if self.shared_us is not None and self.shared_basis is not None:
+            return self.shared_us, self.shared_basis
+        return None, UsedBasis.ALLOCATED
 
 
 class Sharing(Protocol):

@@ -11,8 +11,9 @@ class WholeSharing:
     mode = Mode.WHOLE
 
     def used(self, numbers: UsedNumbers) -> tuple[int | None, UsedBasis]:
-        if numbers.hooked_us is not None:
-            return numbers.hooked_us, UsedBasis.HOOK
+        own, basis = numbers.own
+        if basis in (UsedBasis.HOOK, UsedBasis.ACCOUNTING):
+            return own, basis
         if numbers.device_busy_us is not None and numbers.sharers == 1:
             return numbers.device_busy_us, UsedBasis.SAMPLED
-        return None, UsedBasis.ALLOCATED
+        return own, basis

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from poolmeter.model.hardware import Hardware
+from poolmeter.vendors.nvidia_accounting import Accounting
 from poolmeter.vendors.nvidia_counters import Counters, Health
 from poolmeter.vendors.nvidia_gpm import Gpm
 from poolmeter.vendors.nvidia_mig import Instances
@@ -26,6 +27,7 @@ class Card:
         self.identity = identity
         self._nvml = nvml
         self._use = Use(nvml, proc)
+        self._accounting = Accounting(nvml)
         self._health, self._counters, self._gpm = Health(nvml), Counters(nvml), Gpm(nvml)
         self._instances, self._vgpus = Instances(nvml), Vgpus(nvml)
         self._health_at_us: int | None = None
@@ -97,7 +99,7 @@ class Card:
             sm_clock_hz=self._clock(errors, handle, nvml.NVML_CLOCK_SM),
             memory_clock_hz=self._clock(errors, handle, nvml.NVML_CLOCK_MEM),
             mig=bool(mig[0]) if mig is not None else None,
-            processes=self._use.readings(listed),
+            processes=self._accounting.add(handle, self._health.accounting, self._use.readings(listed)),
             processes_known=known,
             errors=tuple(errors),
             hardware=hardware,

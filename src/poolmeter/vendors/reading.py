@@ -11,7 +11,8 @@ class ProcessReading:
     """A process that holds a context on a device, or did device work since the last reading.
 
     `pid` is of the host namespace, `start_ticks` field 22 of its stat (None: it has ended). `busy_us_total` integrates sampled
-    utilisation since the reading's origin. `listed` False: known from utilisation samples alone. `divided`: the use is a part of what
+    utilisation since the reading's origin. `listed` False: known from utilisation samples alone. `accounted_us_total` is what the driver's
+    accounting says of the process's whole life (None: accounting is off, or says nothing of it yet). `divided`: the use is a part of what
     the MPS server was seen to use, not measured. `mps` is `server` or `client`.
     """
 
@@ -22,6 +23,7 @@ class ProcessReading:
     busy_us_total: int | None = None
     listed: bool = True
     divided: bool = False
+    accounted_us_total: int | None = None
     mps: str | None = None
     active_thread_ppm: int | None = None
     gpu_instance_id: int | None = None

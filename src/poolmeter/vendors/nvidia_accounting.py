@@ -1,0 +1,69 @@
+"""NVML's accounting of processes, where it is on; it is never switched on here, for that is a setting of the card.
+
+Drivers from 610 on keep a true sum of utilisation (AccountingStats_v2: hundredths of a per cent summed over samples, and their number); their
+mean over the time that the process had a context is device time. Older ones tell whole per cents, and the time only once the process has
+ended: good for a last word. Off on a card in MIG mode.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from poolmeter.vendors.nvml import Nvml
+from poolmeter.vendors.reading import ProcessReading
+
+
+@dataclass
+class Accounting:
+    """What accounting said of the processes of one card; a number that it gave never falls."""
+
+    nvml: Nvml
+    _lacks_v2: bool = False
+    _said: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, handle: Any, on: bool | None, readings: Iterable[ProcessReading]) -> tuple[ProcessReading, ...]:
+        """The readings with `accounted_us_total` where accounting is on and says something of the process."""
+        found, said = [], {}
+        for reading in readings:
+            key = (reading.pid, reading.start_ticks or 0)
+            used = self._used(handle, reading) if on and reading.start_ticks is not None else None
+            used = max((value for value in (used, self._said.get(key)) if value is not None), default=None) if on else None
+            if used is not None:
+                said[key] = used
+            found.append(reading if used is None else replace(reading, accounted_us_total=used))
+        self._said = said
+        return tuple(found)
+
+    def _used(self, handle: Any, reading: ProcessReading) -> int | None:
+        nvml = self.nvml.binding
+        if not self._lacks_v2:
+            try:
+                stats = self.nvml.call("nvmlDeviceGetAccountingStats_v2", handle, reading.pid)
+            except nvml.NVMLError as fault:
+                self._lacks_v2 = self.nvml.code(fault) in (nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_NOT_SUPPORTED)
+                if not self._lacks_v2:
+                    return None
+            else:
+                return None if _another(stats, reading) else summed_us(stats, time.time_ns() // 1000)
+        stats = self.nvml.ask("nvmlDeviceGetAccountingStats", handle, reading.pid)
+        if stats is None or _another(stats, reading) or stats.isRunning or not int(stats.time):
+            return None
+        return min(100, int(stats.gpuUtilization)) * int(stats.time) * 10
+
+
+def _another(stats: Any, reading: ProcessReading) -> bool:
+    """Whether they are of a process that had this pid before: it has ended, and ours is on the card."""
+    return reading.listed and not stats.isRunning
+
+
+def summed_us(stats: Any, now_us: int) -> int | None:
+    """Device time of the sums of AccountingStats_v2: their mean over the time since the context began (`time`, in ms, once it has ended)."""
+    samples = int(stats.sampleCount)
+    if samples <= 0:
+        return None
+    span_us = int(stats.time) * 1000 or max(0, now_us - int(stats.startTime))
+    return min(int(stats.sumGpuUtil), samples * 10_000) * span_us // (samples * 10_000)
+
+
+__all__ = ["Accounting", "summed_us"]
