@@ -57,6 +57,15 @@ struct pm_lane *pm_lane_make(struct pm_tracker *tracker, uint64_t key) {
     return NULL;
 }
 
+struct pm_lane *pm_lane_any(struct pm_tracker *tracker, uint64_t from) {
+    for (uint32_t i = 0; i < PM_LANES; i++) {
+        struct pm_lane *lane = &tracker->lanes[(from + i) % PM_LANES];
+        if (pm_load(&lane->key) && pm_peek(&lane->open) != PM_NO_MARK)
+            return lane;
+    }
+    return NULL;
+}
+
 static void open_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16_t mark, uint64_t before,
                          uint64_t now) {
     pm_poke(&lane->open, mark); /* other threads read these without the lock */
@@ -158,7 +167,7 @@ bool pm_lane_measure_mark(struct pm_tracker *tracker, struct pm_lane *lane, void
 
 /* A stream without a lane: its launch is a segment of its own, between two marks of its own. */
 bool pm_lane_none_begin(struct pm_tracker *tracker, struct pm_launch *launch) {
-    if (tracker->segment_count == PM_SEGMENTS)
+    if (tracker->segment_count >= PM_LAUNCH_SEGMENTS)
         return false;
     launch->marking_ns = pm_now_ns();
     launch->mark = pm_mark_record(tracker, launch->stream);
@@ -168,7 +177,7 @@ bool pm_lane_none_begin(struct pm_tracker *tracker, struct pm_launch *launch) {
 
 bool pm_lane_none_end(struct pm_tracker *tracker, struct pm_launch *launch) {
     uint64_t launched = pm_now_ns();
-    if (tracker->segment_count == PM_SEGMENTS)
+    if (tracker->segment_count >= PM_LAUNCH_SEGMENTS)
         return false;
     uint16_t mark = pm_mark_record(tracker, launch->stream);
     if (mark == PM_NO_MARK)

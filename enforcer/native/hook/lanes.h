@@ -18,6 +18,8 @@ void pm_lane_abandon(struct pm_tracker *tracker, struct pm_lane *lane);
 /* Charges all that is pending at its estimates. */
 void pm_lanes_charge_estimates(struct pm_tracker *tracker);
 
+/* One that has a segment open, or NULL. */
+struct pm_lane *pm_lane_any(struct pm_tracker *tracker, uint64_t from);
 /* For a stream that got no lane: marks before and after the launch. False: not measured, its mark is the caller's. */
 bool pm_lane_none_begin(struct pm_tracker *tracker, struct pm_launch *launch);
 bool pm_lane_none_end(struct pm_tracker *tracker, struct pm_launch *launch);

@@ -215,7 +215,7 @@ static void slow_end(struct pm_launch *launch) {
     struct pm_lane *lane = launch->lane;
     uint64_t now = launch->timed ? pm_now_ns() : 0; /* as soon as the driver has it */
     pthread_mutex_lock(&tracker->lock);
-    if (usable(tracker) && lane->open != PM_NO_MARK) {
+    if (usable(tracker) && lane->open != PM_NO_MARK && tracker->segment_count < PM_LAUNCH_SEGMENTS) {
         if (launch->timed) {
             lane->only = launch->entry;
             lane->fresh = launch->fresh;
@@ -233,6 +233,9 @@ static void slow_end(struct pm_launch *launch) {
         publish(tracker);
     } else if (tracker->broken) {
         pm_lanes_charge_estimates(tracker);
+    } else if (usable(tracker)) {
+        poll_locked(tracker);
+        publish(tracker);
     }
     pthread_mutex_unlock(&tracker->lock);
 }
@@ -276,6 +279,7 @@ PM_HOT void pm_launch_end(struct pm_launch *launch, bool launched) {
         pm_marks_fault(tracker);
         pthread_mutex_unlock(&tracker->lock);
     }
+    bool lent = !lane && (lane = pm_lane_any(tracker, (uint64_t)(uintptr_t)launch->stream >> 4));
     if (!lane || pm_peek(&lane->open) == PM_NO_MARK) { /* nothing will ever settle it */
         active_now(tracker);
         pm_limiter_launched(tracker->limiter, 0, launch->estimate_ns);
@@ -294,7 +298,7 @@ PM_HOT void pm_launch_end(struct pm_launch *launch, bool launched) {
                (launches % CLOCK_EVERY == 0 && pm_now_coarse_ns() > pm_peek(&lane->begun_ns) + SEGMENT_WALL_NS);
     if (due)
         active_now(tracker);
-    if (due && pm_peek(tracker->driver->captures) == 0) {
+    if (due && !lent && pm_peek(tracker->driver->captures) == 0) {
         slow_end(launch);
     } else if (estimate >= CAPTURED_NS) { /* a capture that goes on and on, or was left behind */
         pthread_mutex_lock(&tracker->lock);
@@ -340,8 +344,11 @@ void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key) {
 }
 
 static bool worth_ending(const struct pm_lane *lane) {
-    uint64_t work = pm_peek(&lane->open_work);
-    return pm_work_launches(work) >= TAIL_LAUNCHES || pm_work_ns(work) >= TAIL_NS;
+    uint64_t work = pm_peek(&lane->open_work), launches = pm_work_launches(work);
+    const struct pm_estimate *last = pm_peek(&lane->last);
+    uint64_t known = last ? pm_peek(&last->ns) : 0; /* better by now than when they were launched */
+    return launches >= TAIL_LAUNCHES || pm_work_ns(work) >= TAIL_NS ||
+           (launches && last && (known == 0 || launches * known >= TAIL_NS));
 }
 
 void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_key) {

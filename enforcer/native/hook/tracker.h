@@ -35,6 +35,7 @@ struct pm_driver {
 #define PM_LANES 64
 #define PM_MARKS 512
 #define PM_SEGMENTS 384
+#define PM_LAUNCH_SEGMENTS (PM_SEGMENTS - PM_LANES) /* the rest is for ending what is open in each stream */
 #define PM_BINS 2048
 #define PM_BIN_SIZES 4
 #define PM_SEEN 128
