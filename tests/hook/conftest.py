@@ -86,12 +86,14 @@ class Bench:
         return str(native_path("libpoolmeter_hook.so"))
 
     def start(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
+        return self.program(sys.executable, "-S", str(PATHS_PROGRAM), *arguments, **extra)
+
+    def program(self, *words: str, **extra: str) -> subprocess.Popen[str]:
         environment = self.machine.environment() | {
             "LD_PRELOAD": self.hook,
             "POOLMETER_ALLOCATION_DIR": str(self.folder),
         }
-        command = [sys.executable, "-S", str(PATHS_PROGRAM), *arguments]
-        return subprocess.Popen(command, env=environment | extra, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(words, env=environment | extra, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run(self, *arguments: str, **extra: str) -> dict[str, Any]:
         return finish(self.start(*arguments, **extra))

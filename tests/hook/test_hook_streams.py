@@ -1,0 +1,66 @@
+"""Many streams: more than the hook has lanes, spans over the same seconds, and launches that the driver refuses."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import Bench, finish
+
+PROGRAM = """
+import sys
+from ctypes import byref, c_void_p
+
+sys.path.insert(0, sys.argv[1])
+from cuda_calls import Cuda
+
+cuda = Cuda()
+context = cuda.start()
+first, other = cuda.function(cuda.module()), cuda.function(cuda.module())
+streams = [c_void_p() for _ in range(int(sys.argv[2]))]
+for stream in streams:
+    assert cuda.StreamCreate(byref(stream), 1) == 0
+if sys.argv[3] == "beyond":
+    for stream in streams[:64]:
+        assert cuda.launch(first, 1000, stream) == 0
+    assert cuda.CtxSynchronize() == 0
+    streams = streams[64:]
+if sys.argv[3] == "refused":
+    assert cuda.CtxSetCurrent(None) == 0
+    assert {cuda.launch(first, 1_000_000) for _ in range(100)} == {201}
+    assert cuda.CtxSetCurrent(context) == 0
+for n in range(int(sys.argv[4])):
+    assert cuda.launch(other, 1_000_000, streams[n % len(streams)]) == 0
+assert cuda.CtxSynchronize() == 0
+print("{}")
+"""
+
+
+def run(bench: Bench, streams: int, how: str, launches: int) -> None:
+    words = [sys.executable, "-S", "-c", PROGRAM, str(Path(__file__).parent), str(streams), how, str(launches)]
+    assert finish(bench.program(*words)) == json.loads("{}")
+
+
+@pytest.mark.parametrize("streams, launches", [(2, 200), (2, 1000), (32, 1000), (60, 1000)])
+def test_streams_that_wait_for_each_other_are_charged_the_device_time_once(
+    bench: Callable[..., Bench], streams: int, launches: int
+) -> None:
+    here = bench()
+    run(here, streams, "plain", launches)
+    assert here.counters().busy_ns == pytest.approx(here.truth_ns(), rel=0.01)
+
+
+def test_a_stream_beyond_the_lanes_is_measured_like_any_other(bench: Callable[..., Bench]) -> None:
+    here = bench()
+    run(here, 80, "beyond", 200)
+    assert here.counters().busy_ns == pytest.approx(here.truth_ns(), rel=0.01)
+
+
+def test_launches_that_the_driver_refuses_do_not_end_measuring(bench: Callable[..., Bench]) -> None:
+    here = bench()
+    run(here, 1, "refused", 50)
+    counters = here.counters()
+    assert counters.internal_faults == 0
+    assert counters.busy_ns == pytest.approx(here.truth_ns(), rel=0.01)
