@@ -31,8 +31,14 @@ if sys.argv[3] == "refused":
     assert cuda.CtxSetCurrent(None) == 0
     assert {cuda.launch(first, 1_000_000) for _ in range(100)} == {201}
     assert cuda.CtxSetCurrent(context) == 0
+if sys.argv[3] == "turns":
+    event = c_void_p()
+    assert cuda.EventCreate(byref(event), 2) == 0
 for n in range(int(sys.argv[4])):
     assert cuda.launch(other, 1_000_000, streams[n % len(streams)]) == 0
+    if sys.argv[3] == "turns":
+        assert cuda.EventRecord(event, streams[n % len(streams)]) == 0
+        assert cuda.StreamWaitEvent(streams[(n + 1) % len(streams)], event, 0) == 0
 assert cuda.CtxSynchronize() == 0
 print("{}")
 """
@@ -50,6 +56,12 @@ def test_streams_that_wait_for_each_other_are_charged_the_device_time_once(
     here = bench()
     run(here, streams, "plain", launches)
     assert here.counters().busy_ns == pytest.approx(here.truth_ns(), rel=0.01)
+
+
+def test_what_was_unknown_when_launched_is_charged_as_known_since(bench: Callable[..., Bench]) -> None:
+    here = bench()
+    run(here, 2, "turns", 600)
+    assert here.counters().busy_ns == pytest.approx(here.truth_ns(), rel=0.02)
 
 
 def test_a_stream_beyond_the_lanes_is_measured_like_any_other(bench: Callable[..., Bench]) -> None:

@@ -105,6 +105,7 @@ static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16
         .host_ns = now - lane->marked_ns,
         .begun_ns = lane->begun_ns,
         .entry = launches == 1 ? lane->only : NULL,
+        .unknown = pm_work_ns(work) == launches * PM_UNKNOWN_NS ? last : NULL,
     };
     if (tracker->settler && pm_peek(tracker->settler))
         pm_settler_wake(tracker->settler);

@@ -61,9 +61,10 @@ struct pm_segment {
     uint64_t host_blur_ns; /* how far off that can be, if the thread was interrupted */
     uint64_t host_ns;      /* between recording the two marks */
     uint64_t begun_ns;
-    uint64_t running_ns;       /* when its start mark was first seen passed */
-    uint64_t progress_ns;      /* charged while it was still running */
-    struct pm_estimate *entry; /* of the only launch */
+    uint64_t running_ns;               /* when its start mark was first seen passed */
+    uint64_t progress_ns;              /* charged while it was still running */
+    struct pm_estimate *entry;         /* of the only launch */
+    const struct pm_estimate *unknown; /* of the newest launch, where nothing was known about any when launched */
 };
 
 struct pm_lane {        /* what every launch touches first, in one cache line */
