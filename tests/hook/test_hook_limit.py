@@ -121,6 +121,20 @@ def test_without_a_limit_nothing_waits_and_no_account_is_kept(card: Callable[...
         assert here.counters(folder).throttle_waits == 0 and bucket(folder).charged_ns == 0
 
 
+@pytest.mark.parametrize(
+    "mine, theirs", [(TenantPlan(1000, 1.5, streams=4), 5000), (TenantPlan(1000, 1.5, streams=8, sync_every=16), 1000)]
+)
+def test_many_streams_beside_a_neighbour_pay_for_their_own_time(card: Callable[..., Card], mine: TenantPlan, theirs: int) -> None:
+    here = card(participants=2)
+    folders = [here.allocation(name, None) for name in "ab"]
+    tenants = [here.tenant(folder, plan) for folder, plan in zip(folders, (mine, TenantPlan(theirs, 1.5)), strict=True)]
+    for tenant in tenants:
+        here.share(tenant)
+    truth = {record.pid: record.busy_ns for record in here.machine.truth()}
+    for folder, tenant in zip(folders, tenants, strict=True):
+        assert here.counters(folder).busy_ns == pytest.approx(truth[tenant.pid], rel=0.06)
+
+
 @pytest.mark.parametrize("us", [50, 1000])
 @pytest.mark.parametrize("limits", [(25, 55), (30, 70), (20, 30, 50), (25, 25, 50)], ids=str)
 def test_tenants_side_by_side_each_get_their_limit_of_what_the_card_gives(

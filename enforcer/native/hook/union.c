@@ -7,6 +7,7 @@
 #include "union.h"
 
 #include "marks.h"
+#include "neighbours.h"
 
 #define FINEST_NS 20000
 #define COARSER 16
@@ -82,8 +83,11 @@ uint64_t pm_union_take(struct pm_tracker *tracker, const struct pm_segment *segm
         room += room_of(tracker, size, first, last, start, end);
         break;
     }
-    double taken = (double)cost < room ? (double)cost : room;
+    /* Neighbours had their turns in the same time, so that a cost takes up more of it than it is long. */
+    double part =
+        segment->neighbours ? pm_neighbours_own_part(tracker, segment->neighbours, (uint64_t)(end - start)) : 1;
+    double wall = (double)cost / part;
     for (size = 0; size < PM_BIN_SIZES; size++)
-        take(tracker, size, start, end, taken);
-    return (double)cost < room ? cost : (uint64_t)room;
+        take(tracker, size, start, end, wall < room ? wall : room);
+    return wall < room ? cost : (uint64_t)(room * part);
 }
