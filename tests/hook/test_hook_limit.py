@@ -132,7 +132,7 @@ def test_many_streams_beside_a_neighbour_pay_for_their_own_time(card: Callable[.
         here.share(tenant)
     truth = {record.pid: record.busy_ns for record in here.machine.truth()}
     for folder, tenant in zip(folders, tenants, strict=True):
-        assert here.counters(folder).busy_ns == pytest.approx(truth[tenant.pid], rel=0.06)
+        assert here.counters(folder).busy_ns == pytest.approx(truth[tenant.pid], rel=0.08)
 
 
 @pytest.mark.parametrize("us", [50, 1000])
