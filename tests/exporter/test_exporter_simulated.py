@@ -233,9 +233,10 @@ def test_a_tenant_of_300_ms_is_billed_and_its_folder_goes(watched: Watched) -> N
     watched.settle()
     watched.end()
     records = watched.spool.read(None, 0).records
-    (part,) = [record for record in records if isinstance(record, SliceRecord)]
-    assert part.used_us == counted.busy_ns // 1000 and part.launches == truth["kernels"]
-    assert part.used_us == pytest.approx(truth["device_seconds"] * 1e6, rel=0.1)  # how near it is to the truth is the hook's to show
+    parts = [record for record in records if isinstance(record, SliceRecord)]  # two where a minute ended in between
+    used = sum(part.used_us or 0 for part in parts)
+    assert parts and used == counted.busy_ns // 1000 and sum(part.launches or 0 for part in parts) == truth["kernels"]
+    assert used == pytest.approx(truth["device_seconds"] * 1e6, rel=0.1)  # how near it is to the truth is the hook's to show
     watched.spool.acknowledge("collector", watched.spool.epoch, watched.spool.last_sequence)
     watched.agent.turn(0.5)
     assert not (watched.run.retired / "short").exists()

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -76,3 +77,39 @@ def test_launches_that_the_driver_refuses_do_not_end_measuring(bench: Callable[.
     counters = here.counters()
     assert counters.internal_faults == 0
     assert counters.busy_ns == pytest.approx(here.truth_ns(), rel=0.01)
+
+
+CONTEXTS = """
+import sys
+from ctypes import byref, c_void_p
+
+sys.path.insert(0, sys.argv[1])
+from cuda_calls import Cuda
+
+cuda = Cuda()
+contexts = [cuda.start(), c_void_p()]
+assert cuda.CtxCreate_v2(byref(contexts[1]), 0, 0) == 0
+functions = []
+for context in contexts:
+    assert cuda.CtxSetCurrent(context) == 0
+    functions.append(cuda.function(cuda.module()))
+for _ in range(int(sys.argv[2])):
+    for context, function in zip(contexts, functions):
+        assert cuda.CtxSetCurrent(context) == 0
+        assert cuda.launch(function, int(sys.argv[3]) * 1000) == 0
+for context in contexts:
+    assert cuda.CtxSetCurrent(context) == 0
+    assert cuda.CtxSynchronize() == 0
+print("{}")
+"""
+
+
+@pytest.mark.parametrize("launches, us, clock", [(400, 1000, "virtual"), (40, 10_000, "real")])
+def test_two_contexts_of_a_process_that_take_turns(
+    bench: Callable[..., Bench], launches: int, us: int, clock: Literal["virtual", "real"]
+) -> None:
+    """Both are busy all the time, so each one's spans hold the other's turns. Long ones are looked at as they end, which takes a clock that runs."""
+    here = bench(clock=clock)
+    words = [sys.executable, "-S", "-c", CONTEXTS, str(Path(__file__).parent), str(launches), str(us)]
+    assert finish(here.program(*words)) == json.loads("{}")
+    assert here.counters().busy_ns == pytest.approx(here.truth_ns(), rel=0.05 if us == 1000 else 0.15)

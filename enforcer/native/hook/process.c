@@ -65,6 +65,9 @@ static void at_exit(void) {
         if (self->contexts[i] && self->contexts[i]->handle)
             pm_tracker_finish(&self->contexts[i]->tracker, true, false);
     pm_store(&self->state, PM_INERT);
+    for (uint32_t i = 0; i < self->context_count; i++)
+        if (self->contexts[i])
+            pm_board_leave(self->boards[self->contexts[i]->device], self->contexts[i]->own_seat);
     for (uint32_t d = 0; d < self->view.device_count; d++)
         pm_board_leave(self->boards[d], self->seats[d]);
     pm_slot_release(&self->view, self->lock_fd, self->slot);
@@ -314,6 +317,25 @@ static bool start_tracker(struct pm_process *self, struct pm_tracker *tracker, b
     return true;
 }
 
+/* Contexts of one process take turns of the device like those of two, and have to see each other. */
+static void seat_apart(struct pm_process *self, struct pm_context *context) {
+    uint32_t device = context->device;
+    bool first = true;
+    context->own_seat = PM_NO_SEAT;
+    for (uint32_t i = 0; i < self->context_count; i++)
+        first &=
+            self->contexts[i] == context || !pm_load(&self->contexts[i]->handle) || self->contexts[i]->device != device;
+    if (first)
+        return;
+    context->own_seat = pm_board_sit(self->boards[device], hash_text(self->folder) ^ (uint64_t)getpid() << 32);
+    if (context->own_seat == PM_NO_SEAT)
+        return;
+    const struct pm_limiter *limiter = &self->limiters[device];
+    pm_board_present(self->boards[device], context->own_seat, pm_peek(&limiter->limit_ppm), pm_peek(&limiter->soft),
+                     pm_peek(&limiter->weight));
+    context->tracker.seat = context->own_seat;
+}
+
 struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device,
                                       const struct pm_driver *driver) {
     struct pm_context *found = NULL, *spare = NULL;
@@ -336,6 +358,7 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
             if (self->context_count < 4)
                 atexit(at_exit); /* the driver may have registered its own meanwhile; ours has to come first */
             found->device = device;
+            seat_apart(self, found);
             pm_store(&found->handle, handle); /* from here on other threads may use it */
             if (fresh) {
                 pm_store(&self->contexts[self->context_count], found);
@@ -367,8 +390,11 @@ void pm_process_forget_context(struct pm_process *self, void *handle, bool destr
     pthread_mutex_unlock(&self->lock);
     if (found) {
         pm_tracker_finish(&found->tracker, true, destroy_events);
-        if (memory)
+        if (memory) {
+            pm_board_leave(self->boards[found->device], found->own_seat);
+            found->own_seat = PM_NO_SEAT;
             pm_store(&found->handle, NULL);
+        }
     }
     struct pm_holding gone; /* physical memory belongs to no context: its `other` is 0 */
     for (int of = 0; memory && handle && of < PM_HOLD_MEMORY; of++)

@@ -26,6 +26,7 @@ struct pm_limits {
 struct pm_context {
     void *handle; /* CUcontext; NULL: gone */
     uint32_t device;
+    uint32_t own_seat; /* of the board, beside the process' own; PM_NO_SEAT: none */
     struct pm_tracker tracker;
 };
 
