@@ -2,8 +2,10 @@
 
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,3 +39,12 @@ def rounds() -> Callable[[int, int], Iterator[int]]:
         print(f"rounds done: {done}")
 
     return count
+
+
+@pytest.fixture
+def seen_by_others() -> None:
+    """Skips where another user could not run what is installed here, because it lies in somebody's own folder."""
+    for start in (Path(sys.prefix), Path(sys.base_prefix)):
+        for folder in (start, *start.parents):
+            if not folder.stat().st_mode & 0o001:
+                pytest.skip(f"{folder} is closed to other users")

@@ -229,6 +229,7 @@ def test_a_preload_file_that_was_not_there_is_gone_after_the_last_run(node, befo
     assert (preload.read_bytes() if preload.exists() else None) == before
 
 
+@pytest.mark.usefixtures("seen_by_others")
 def test_a_stripped_environment_keeps_limit_and_meter(node) -> None:
     """A tenant of the simulated card that starts with nothing but where the simulated driver is."""
     program = (

@@ -223,7 +223,7 @@ def test_what_this_machine_knows_of_a_process(tmp_path: Path) -> None:
         assert ticks is not None
         host = Host()
         deadline = time.monotonic() + 20
-        while (facts := host.look(child.pid, ticks)) is None or "import sys" not in (facts.command_line or ""):
+        while (facts := host.look(child.pid, ticks)) is None or "import sys" not in (facts.command_line or "") or not facts.rss_bytes:
             assert time.monotonic() < deadline
             host = Host()
         assert facts.rss_bytes and facts.user and facts.cpu_ppm is None

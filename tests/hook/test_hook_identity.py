@@ -252,6 +252,7 @@ def test_one_memory_limit_over_pid_namespaces_through_a_kill(pair: Callable[...,
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+@pytest.mark.usefixtures("seen_by_others")
 def test_another_user_is_metered_and_limited_like_the_first(pair: Callable[..., Pair], tmp_path: Path) -> None:
     here = pair()
     folder = here.allocation("a", DeviceGrant(here.uuids[0], 300_000, GIB))
@@ -434,6 +435,7 @@ def test_a_page_of_another_version_is_named_with_both_versions_and_counted(pair:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+@pytest.mark.usefixtures("seen_by_others")
 def test_a_page_without_permission_is_named(pair: Callable[..., Pair], tmp_path: Path) -> None:
     here = pair()
     folder = here.allocation("a", DeviceGrant(here.uuids[0], 300_000))
