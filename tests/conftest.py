@@ -44,7 +44,6 @@ def rounds() -> Callable[[int, int], Iterator[int]]:
 @pytest.fixture
 def seen_by_others() -> None:
     """Skips where another user could not run what is installed here, because it lies in somebody's own folder."""
-    for start in (Path(sys.prefix), Path(sys.base_prefix)):
-        for folder in (start, *start.parents):
-            if not folder.stat().st_mode & 0o001:
-                pytest.skip(f"{folder} is closed to other users")
+    for folder in (Path(sys.prefix), *Path(sys.prefix).parents):
+        if not folder.stat().st_mode & 0o001:
+            pytest.skip(f"{folder} is closed to other users")
