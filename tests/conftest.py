@@ -3,6 +3,7 @@
 import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,3 +48,13 @@ def seen_by_others() -> None:
     for folder in (Path(sys.prefix), *Path(sys.prefix).parents):
         if not folder.stat().st_mode & 0o001:
             pytest.skip(f"{folder} is closed to other users")
+
+
+@pytest.fixture
+def open_tmp_path(tmp_path: Path) -> Path:
+    """A folder of the test's own that other users can enter; pytest's own folders are closed to them."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()) or len(folder.parts) < 3:
+            break
+        folder.chmod(folder.stat().st_mode | 0o055)
+    return tmp_path

@@ -44,7 +44,10 @@ def namespaces() -> bool:
     return os.geteuid() == 0 and shutil.which("unshare") is not None and subprocess.run(words, capture_output=True).returncode == 0
 
 
-pytestmark = pytest.mark.skipif(not namespaces(), reason="needs root and mount namespaces")
+pytestmark = [
+    pytest.mark.skipif(not namespaces(), reason="needs root and mount namespaces"),
+    pytest.mark.usefixtures("open_tmp_path"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -252,12 +252,10 @@ def test_one_memory_limit_over_pid_namespaces_through_a_kill(pair: Callable[...,
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
-@pytest.mark.usefixtures("seen_by_others")
+@pytest.mark.usefixtures("seen_by_others", "open_tmp_path")
 def test_another_user_is_metered_and_limited_like_the_first(pair: Callable[..., Pair], tmp_path: Path) -> None:
     here = pair()
     folder = here.allocation("a", DeviceGrant(here.uuids[0], 300_000, GIB))
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
     (tmp_path / "devices").chmod(0o1777)
     here.machine.file.chmod(0o666)
     other = ["setpriv", "--reuid", "4242", "--regid", "4242", "--clear-groups"]
@@ -435,12 +433,10 @@ def test_a_page_of_another_version_is_named_with_both_versions_and_counted(pair:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
-@pytest.mark.usefixtures("seen_by_others")
+@pytest.mark.usefixtures("seen_by_others", "open_tmp_path")
 def test_a_page_without_permission_is_named(pair: Callable[..., Pair], tmp_path: Path) -> None:
     here = pair()
     folder = here.allocation("a", DeviceGrant(here.uuids[0], 300_000))
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
     here.machine.file.chmod(0o666)
     (folder / "meter").chmod(0o600)
     hook = {"LD_PRELOAD": str(native_path("libpoolmeter_hook.so")), "POOLMETER_ALLOCATION_DIR": str(folder)}
