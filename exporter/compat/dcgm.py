@@ -72,7 +72,8 @@ def _activity(name: str) -> Callable[[DeviceSnapshot], float | None]:
     """A ratio that only cards with performance monitoring give."""
 
     def value(device: DeviceSnapshot) -> float | None:
-        return _per(getattr(getattr(device, "activity", None), name, None), 1_000_000)
+        activity = device.hardware.activity if device.hardware else None
+        return _per(getattr(activity, name, None), 1_000_000)
 
     return value
 

@@ -6,7 +6,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from exporter_fakes import CARD, GIB, OTHER, Node
@@ -20,7 +19,7 @@ from poolmeter.exporter.collectors.family import Page
 from poolmeter.exporter.compat import PAGES
 from poolmeter.exporter.render import Renderer
 from poolmeter.exporter.server import Face, Server, listen
-from poolmeter.model.snapshot import DeviceSnapshot
+from poolmeter.model.hardware import Activity, Hardware
 
 # What the panels and the variables of Grafana dashboard 12239 ask, as first published (by instance) and as it is now (by Hostname).
 BY_INSTANCE = '{instance=~"$instance", gpu=~"$gpu"}'
@@ -62,27 +61,10 @@ HAMI = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Activity:
-    """What performance monitoring tells of a device."""
-
-    graphics_ppm: int | None = 400_000
-    tensor_ppm: int | None = 250_000
-    dram_ppm: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MonitoredDevice(DeviceSnapshot):
-    """A device with performance monitoring."""
-
-    activity: Any = None
-
-
 def monitored(page: Page) -> Page:
     """The page with performance monitoring of its first device."""
     first, *rest = page.snapshot.devices
-    values = {field.name: getattr(first, field.name) for field in dataclasses.fields(first) if field.name != "activity"}
-    device = MonitoredDevice(**values, activity=Activity())
+    device = dataclasses.replace(first, hardware=Hardware(activity=Activity(window_us=1_000_000, graphics_ppm=400_000, tensor_ppm=250_000)))
     return dataclasses.replace(page, snapshot=dataclasses.replace(page.snapshot, devices=(device, *rest)))
 
 
