@@ -53,6 +53,5 @@ def names_of(devices: Iterable[DeviceReading]) -> DeviceNames:
         frozenset(device.uuid for device in known),
         tuple((device.index, device.uuid) for device in known),
         tuple((device.minor, device.uuid) for device in known if device.minor is not None),
-        # Not every vendor's reading tells instances.
-        tuple((instance.uuid, device.uuid) for device in known for instance in getattr(device, "instances", None) or ()),
+        tuple((instance.uuid, device.uuid) for device in known for instance in device.hardware.instances or ()),
     )

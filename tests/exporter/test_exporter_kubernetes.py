@@ -19,6 +19,7 @@ from poolmeter.exporter.attribution.naming import TenantRule
 from poolmeter.exporter.attribution.process import Facts, Processes
 from poolmeter.exporter.attribution.sockets import Use
 from poolmeter.exporter.attribution.source import ProcessKey
+from poolmeter.model.hardware import Hardware, MigInstance
 from poolmeter.model.snapshot import Claim
 
 MIG = "MIG-11111111-0000-0000-0000-000000000001"
@@ -318,3 +319,10 @@ def test_log_names() -> None:
     assert parse_link(f"train-0.x_ml_main-{CID}.log") is not None
     assert parse_link(f"train_ml_main-{CID[:-1]}.log") is None and parse_link("a\n_b_c") is None
     assert parse_folder(f"ml_train_{POD_UID}") is not None and parse_folder("ml_train") is None
+
+
+def test_an_instance_is_known_by_its_own_uuid_as_its_card() -> None:
+    parted = dataclasses.replace(
+        device(CARD, 0), hardware=Hardware(instances=(MigInstance(uuid="MIG-1", gpu_instance_id=1, compute_instance_id=0),))
+    )
+    assert names_of([parted]).resolve("MIG-1") == (CARD,)
