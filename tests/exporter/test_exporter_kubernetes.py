@@ -323,6 +323,9 @@ def test_log_names() -> None:
 
 def test_an_instance_is_known_by_its_own_uuid_as_its_card() -> None:
     parted = dataclasses.replace(
-        device(CARD, 0), hardware=Hardware(instances=(MigInstance(uuid="MIG-1", gpu_instance_id=1, compute_instance_id=0),))
+        device(CARD, 0),
+        hardware=Hardware(
+            instances=(MigInstance(uuid="MIG-00000000-0000-0000-0000-0000000000aa", gpu_instance_id=1, compute_instance_id=0),)
+        ),
     )
-    assert names_of([parted]).resolve("MIG-1") == (CARD,)
+    assert names_of([parted]).resolve("MIG-00000000-0000-0000-0000-0000000000aa") == (CARD,)
