@@ -55,10 +55,11 @@ def test_energy_adds_up_to_what_the_board_drew(tmp_path: Path) -> None:
     assert total == pytest.approx(truth, rel=0.03) and total <= sum(card.span_us for card in cards)
 
 
-@pytest.mark.parametrize(("driver", "basis"), [("615.10", "accounting"), ("580.95", "mixed")])
-def test_accounting_is_used_where_it_is_on(tmp_path: Path, driver: str, basis: str) -> None:
-    with contextlib.closing(made(tmp_path, f'driver_version="{driver}"', "accounting=true")) as machine:
-        watched = Watched(tmp_path, machine)
+def bases_of(folder: Path, driver: str) -> set[str | None]:
+    """What the records of a program of three seconds go by on a card with accounting, whose sum is the truth."""
+    folder.mkdir()
+    with contextlib.closing(made(folder, f'driver_version="{driver}"', "accounting=true")) as machine:
+        watched = Watched(folder, machine)
         child = watched.tenant(machine.environment(), "--kernel-us", "2000", "--seconds", "3", "--allocate", "256MiB")
         child.communicate(timeout=60)
         watched.settle()
@@ -70,10 +71,19 @@ def test_accounting_is_used_where_it_is_on(tmp_path: Path, driver: str, basis: s
         watched.close()
     mine = [record for record in records if isinstance(record, ProcessRecord)]
     assert sum(record.used_us or 0 for record in mine) == pytest.approx(truth, rel=0.1)
-    # Where a minute ends in between, what is before it is by samples alone on the older driver.
-    bases, minutes = {record.used_basis for record in mine if record.used_us}, {record.minute_us for record in mine}
-    assert bases - {"sampled"} <= {basis, "accounting"} and (bases > {"sampled"} or "sampled" not in bases or len(minutes) > 1)
     assert not any(name.startswith("nvmlDeviceSet") for name in calls)
+    return {record.used_basis for record in mine if record.used_us}
+
+
+@pytest.mark.parametrize(("driver", "basis"), [("615.10", "accounting"), ("580.95", "mixed")])
+def test_accounting_is_used_where_it_is_on(tmp_path: Path, driver: str, basis: str) -> None:
+    found: set[str | None] = set()
+    for attempt in range(4):
+        # On the older driver the answer comes once the program has ended, at times after its record was closed by samples alone.
+        found |= bases_of(tmp_path / str(attempt), driver)
+        if found - {"sampled"}:
+            break
+    assert found and set() < found - {"sampled"} <= {basis, "accounting"}
 
 
 def test_accounting_that_is_off_is_not_asked_and_not_switched_on(tmp_path: Path) -> None:
