@@ -62,22 +62,19 @@ def once(args: argparse.Namespace) -> int:
     Two turns, so that what is integrated between readings has had a moment; nothing is kept. Raises Refused when a source failed.
     """
     plan = plan_of(args)
-    with tempfile.TemporaryDirectory(prefix="poolmeter-") as folder, sampler_environment(args.simulate) as environment:
-        sampler = SamplerProcess("nvidia", plan.sampler_timeout_s, environment)
-        spool = Spool(Path(folder) / "spool.sqlite", plan.settings.node, ())
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="poolmeter-")))
+        environment = stack.enter_context(sampler_environment(args.simulate))
+        sampler = stack.enter_context(contextlib.closing(SamplerProcess("nvidia", plan.sampler_timeout_s, environment)))
+        spool = stack.enter_context(contextlib.closing(Spool(folder / "spool.sqlite", plan.settings.node, ())))
         own = OwnAllocations()
-        who = build(plan.attribution, own)
-        try:
-            data = NodeData(data_folder(args.data))
-            agent = Agent(plan.settings, NodeRun(run_folder(args.run)), data, spool, sampler, SystemClock(), attribution=own, who=who)
-            agent.turn(plan.sampler_timeout_s)
-            time.sleep(0.25)
-            snapshot = agent.turn(plan.sampler_timeout_s)
-            page = agent.page()
-        finally:
-            who.close()
-            sampler.close()
-            spool.close()
+        who = stack.enter_context(contextlib.closing(build(plan.attribution, own)))
+        data = NodeData(data_folder(args.data))
+        agent = Agent(plan.settings, NodeRun(run_folder(args.run)), data, spool, sampler, SystemClock(), attribution=own, who=who)
+        agent.turn(plan.sampler_timeout_s)
+        time.sleep(0.25)
+        snapshot = agent.turn(plan.sampler_timeout_s)
+        page = agent.page()
     if args.format is None or args.format == "json":
         if args.format is None and page is not None:
             from poolmeter.exporter.compat import families_of

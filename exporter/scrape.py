@@ -9,7 +9,7 @@ from typing import Protocol
 from poolmeter.exporter.collectors import FAMILIES, Family
 from poolmeter.exporter.collectors.family import Page
 from poolmeter.exporter.render import CONTENT_TYPE, OPENMETRICS_TYPE, Renderer
-from poolmeter.model.snapshot import SourceHealth
+from poolmeter.model.snapshot import Snapshot, SourceHealth
 
 _LEVEL = 1  # a page shrinks to a 25th; more effort takes three times as long for a tenth less
 
@@ -37,22 +37,26 @@ def newest(agent: Watched) -> Page | None:
     page, age = agent.page(), agent.age_us()
     if page is None or age is None or age <= agent.stalled_us:
         return page
-    last = page.snapshot.taken_us
+    last = page.snapshot
     stalled = SourceHealth(
         source="agent",
         ok=False,
-        at_us=last,
+        at_us=last.taken_us,
         duration_us=None,
         reason=f"the exporter has not looked for {age // 1_000_000} s, so that no value is of now",
-        since_us=last,
+        since_us=last.taken_us,
     )
-    return replace(
-        page,
-        snapshot=replace(
-            page.snapshot, devices=(), slices=(), processes=(), holders=(), host=None, sources=(*page.snapshot.sources, stalled)
-        ),
-        before=None,
+    # What stays is named, not what goes: a field that comes later is a value as well.
+    bare = Snapshot(
+        node=last.node,
+        epoch=last.epoch,
+        sequence=last.sequence,
+        taken_us=last.taken_us,
+        simulated=last.simulated,
+        pool=last.pool,
+        sources=(*last.sources, stalled),
     )
+    return replace(page, snapshot=bare, before=None)
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,30 @@ def test_an_exporter_that_no_longer_looks_serves_no_values(busy: Node, served: s
     assert get(f"{served}/healthz")[0] == 200 and b"poolmeter_device_up" in get(f"{served}/metrics")[1]
 
 
+def test_nothing_that_a_stuck_exporter_once_saw_is_served(busy: Node) -> None:
+    """Whatever kinds of values a snapshot comes to hold: all but who and when are as of a snapshot that holds none."""
+    full = page_of(busy)
+    kinds = {item.name for item in dataclasses.fields(full.snapshot)}
+    who_and_when = {"node", "epoch", "sequence", "taken_us", "simulated", "pool", "sources"}
+    marked = dataclasses.replace(full.snapshot, **dict.fromkeys(kinds - who_and_when, ("old",)))
+
+    class Stuck:
+        stalled_us = SECOND
+
+        def page(self) -> Page:
+            return dataclasses.replace(full, snapshot=marked, before=marked)
+
+        def age_us(self) -> int:
+            return 2 * SECOND
+
+    left = newest(Stuck())
+    assert left is not None and left.before is None
+    assert {name for name in kinds if getattr(left.snapshot, name) not in ((), None)} <= who_and_when
+    assert {name for name in who_and_when - {"sources"} if getattr(left.snapshot, name) == getattr(full.snapshot, name)} == (
+        who_and_when - {"sources"}
+    )
+
+
 def test_health_before_the_first_look(tmp_path: Path) -> None:
     class Nothing:
         def page(self) -> None:

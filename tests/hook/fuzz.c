@@ -145,9 +145,10 @@ static void operate(struct pm_process *self, unsigned char *grant) {
                 held[k] += bytes;
         } else if (which == 8)
             pm_process_keep_slot(self);
-        else if (which == 9)
-            pm_tracker_waited(&context->tracker, pm_tracker_waits(&context->tracker), 0);
-        else if (which == 10)
+        else if (which == 9) {
+            struct pm_wait wait = pm_tracker_waits(&context->tracker);
+            pm_tracker_waited(&context->tracker, &wait, 0);
+        } else if (which == 10)
             pm_process_poll(self);
         else if (which == 11)
             pm_process_limits(self, 0);

@@ -31,10 +31,10 @@ static void *launch(void *argument) {
         if (++n % 64 == 0) {
             uint64_t key = pm_mix(17, own + 10) | 1;
             pm_tracker_close(&mine->tracker, (void *)(own + 10), key);
-            uint64_t since = pm_tracker_waits(&mine->tracker);
+            struct pm_wait wait = pm_tracker_waits(&mine->tracker);
             while (!pm_load(&stop) && pm_load(&fake_free_ns) > pm_now_ns())
                 usleep(200);
-            pm_tracker_waited(&mine->tracker, since, key);
+            pm_tracker_waited(&mine->tracker, &wait, key);
         }
         if (n % 50 == 0)
             pm_tracker_taint(&mine->tracker, pm_mix(17, own + 10) | 1);

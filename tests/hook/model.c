@@ -241,7 +241,7 @@ static void step(struct tenant *t, uint64_t begin, uint64_t end) {
         return;
     }
     if (is_sync)
-        pm_tracker_waited(&t->tracker, t->host, 1);
+        pm_tracker_waited(&t->tracker, &(struct pm_wait){t->host, pm_peek(&t->tracker.counters->busy_ns)}, 1);
     if (pauses && t->paused == t->issued) {
         t->paused++;
         t->host += (uint64_t)(t->us2 * 1000);

@@ -11,7 +11,7 @@ from poolmeter.pages.grant import DeviceGrant, Grant, write_grant
 from poolmeter.pages.meter import create_meter, read_meter
 from poolmeter.simulator.machine import Machine
 
-# Launches of one function with the lengths given as NS:COUNT, waiting after each where asked.
+# Launches of one function with the lengths given as NS:COUNT[:BLOCKS], waiting after each where asked, or where the plan says "wait".
 PROGRAM = """
 import sys, time
 from poolmeter.simulator.driver import Driver
@@ -20,9 +20,12 @@ driver = Driver()
 driver.open(0)
 function, stream = driver.function(), driver.stream()
 for part in plan:
-    ns, count = map(int, part.split(":"))
+    if part == "wait":
+        driver("cuStreamSynchronize", stream)
+        continue
+    ns, count, blocks = map(int, (part + ":1024").split(":")[:3])
     for _ in range(count):
-        driver.launch(function, ns, stream)
+        driver.launch(function, ns, stream, blocks)
         if wait or gap_us:
             driver("cuStreamSynchronize", stream)
         if gap_us:
@@ -66,6 +69,19 @@ def test_another_length_is_learned_at_once(tmp_path: Path, pattern: str, plan: t
         assert start(machine, folder, pattern, "0", *plan).wait(60) == 0
         truth = sum(record.busy_ns for record in machine.truth())
         assert charged(machine, folder) == pytest.approx(truth, rel=0.02)
+
+
+def test_the_last_of_a_queue_are_not_charged_for_what_ran_before_them(tmp_path: Path) -> None:
+    """The queue takes much longer than thought, and the program waits once, for all of it.
+
+    A sample every 75 to 225 launches ends what is measured together; steps of 6 leave a few launches behind one of them.
+    """
+    for count in range(76, 232, 6):
+        with Machine.create("single", tmp_path / f"machine{count}") as machine:
+            folder = tmp_path / f"node{count}" / "allocations" / "a"
+            assert start(machine, folder, "stream", "0", "10000:20", "wait", f"300000:{count}").wait(60) == 0
+            truth = sum(record.busy_ns for record in machine.truth())
+            assert charged(machine, folder) == pytest.approx(truth, rel=0.03), count
 
 
 def test_tenants_that_come_and_go_beside_a_busy_host(tmp_path: Path) -> None:

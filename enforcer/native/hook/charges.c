@@ -18,7 +18,6 @@
 #define SAMPLE_MARKS 3.0
 #define IDLE_MARKS 1.7
 #define LAUNCH_MARKS 1.4
-#define SURE_SAMPLES 4u
 #define OVERDUE_NS 100000000u /* beyond its estimate a running launch is charged as it goes */
 
 void pm_charge(struct pm_tracker *tracker, uint64_t ns) {
@@ -57,8 +56,7 @@ void pm_charge_progress(struct pm_tracker *tracker, struct pm_segment *segment) 
     if (running < 2 * segment->estimate_ns + OVERDUE_NS)
         return;
     uint32_t neighbours = pm_board_neighbours(tracker->board, tracker->seat, segment->running_ns);
-    uint64_t mine =
-        neighbours ? (uint64_t)((double)running * pm_neighbours_own_part(tracker, neighbours, running)) : running;
+    uint64_t mine = (uint64_t)((double)running * pm_neighbours_beside(tracker, neighbours, running).own_part);
     if (mine > segment->progress_ns) {
         pm_charge(tracker, mine - segment->progress_ns);
         segment->progress_ns = mine;
@@ -69,11 +67,12 @@ void pm_charge_progress(struct pm_tracker *tracker, struct pm_segment *segment) 
  * What is left of the span without the neighbours' turns that leave what is closest to the estimate. The lengths of
  * these launches vary, so that the sum of their estimates is only good for that; where turns end early, not even so.
  */
-static uint64_t without_turns(const struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t span) {
+static uint64_t without_turns(const struct pm_tracker *tracker, const struct pm_segment *segment,
+                              const struct pm_beside *beside, uint64_t span) {
     double rest = (double)span, estimate = (double)segment->estimate_ns, turn = tracker->turn_ns;
     if (rest < 0.8 * turn)
         return span;
-    if (!tracker->turn_known || !pm_neighbours_in_full(tracker, segment->neighbours, span))
+    if (!tracker->turn_known || !beside->in_full)
         return segment->estimate_ns < span ? segment->estimate_ns : span;
     while (rest - turn / 2 > estimate)
         rest -= turn;
@@ -84,7 +83,8 @@ static uint64_t without_turns(const struct pm_tracker *tracker, const struct pm_
  * Charge of a segment of several launches, or of one that was not timed. The device can have been idle inside only
  * while the host was still handing work over.
  */
-static uint64_t many_launches(struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t span) {
+static uint64_t many_launches(struct pm_tracker *tracker, const struct pm_segment *segment,
+                              const struct pm_beside *beside, uint64_t span) {
     uint64_t cost = segment->estimate_ns, gaps = (uint64_t)segment->launches * GAP_NS;
     if (segment->unknown && pm_peek(&segment->unknown->ns)) /* measured since they were launched */
         cost = segment->launches * pm_peek(&segment->unknown->ns);
@@ -93,9 +93,8 @@ static uint64_t many_launches(struct pm_tracker *tracker, const struct pm_segmen
         lower = 0;
     if (segment->neighbours) {
         double cycle = tracker->slice_ns + tracker->turn_ns * segment->neighbours;
-        double part = pm_neighbours_own_part(tracker, segment->neighbours, span);
         /* the part is known within the turns at both ends */
-        lower = (double)lower > 4 * cycle ? (uint64_t)((double)lower * part * 0.85) : 0;
+        lower = (double)lower > 4 * cycle ? (uint64_t)((double)lower * beside->own_part * 0.85) : 0;
     } else if (segment->full && !segment->tainted) {
         pm_add(&tracker->counters->burst_samples, 1);
     }
@@ -105,7 +104,7 @@ static uint64_t many_launches(struct pm_tracker *tracker, const struct pm_segmen
         upper = span > between ? span - between : 0;
         upper = upper > lower ? upper : lower;
     } else if (segment->full && !segment->tainted && segment->unsteady) {
-        lower = upper = without_turns(tracker, segment, span);
+        lower = upper = without_turns(tracker, segment, beside, span);
     }
     if (cost > upper)
         cost = upper;
@@ -147,24 +146,25 @@ void pm_charge_segment(struct pm_tracker *tracker, struct pm_segment *segment) {
     uint32_t now_busy = pm_board_neighbours(tracker->board, tracker->seat, segment->begun_ns);
     if (now_busy > segment->neighbours)
         segment->neighbours = now_busy;
+    struct pm_beside beside = pm_neighbours_beside(tracker, segment->neighbours, (uint64_t)span);
     if (segment->launches == 1 && segment->entry && !segment->tainted) {
-        int64_t beside = (int64_t)((segment->full ? SAMPLE_MARKS : IDLE_MARKS) * tracker->mark_cost_ns);
-        int64_t took = span - beside - (segment->full ? 0 : (int64_t)segment->host_gap_ns);
-        span = span - beside < 500 ? 500 : span - beside;
+        int64_t marks = (int64_t)((segment->full ? SAMPLE_MARKS : IDLE_MARKS) * tracker->mark_cost_ns);
+        int64_t took = span - marks - (segment->full ? 0 : (int64_t)segment->host_gap_ns);
+        span = span - marks < 500 ? 500 : span - marks;
         took = took < 500 ? 500 : took;
         if (pm_samples_blurred(segment, (uint64_t)span, (uint64_t)took))
-            cost = pm_samples_take_blurred(tracker, segment, (uint64_t)span);
+            cost = pm_samples_take_blurred(tracker, segment, &beside, (uint64_t)span);
         else if (segment->neighbours)
-            cost = pm_samples_take_shared(tracker, segment->entry, (uint64_t)took, segment);
+            cost = pm_samples_take_shared(tracker, segment, &beside, (uint64_t)took);
         else
             cost = pm_samples_take_lone(tracker, segment->entry, (uint64_t)took);
     } else {
-        cost = many_launches(tracker, segment, (uint64_t)span);
+        cost = many_launches(tracker, segment, &beside, (uint64_t)span);
     }
     cost = pm_union_take(tracker, segment, cost);
     if (segment->full && !segment->tainted && !segment->unsteady && segment->neighbours == 1 &&
-        (!segment->entry || segment->entry->lone >= SURE_SAMPLES))
-        pm_neighbours_learn_slice(tracker, cost, (uint64_t)span);
+        (!segment->entry || segment->entry->lone >= PM_SURE_SAMPLES))
+        pm_neighbours_learn_slice(tracker, &beside, cost, (uint64_t)span);
     pm_neighbours_tell_taken(tracker, cost, turns_of(tracker, segment, (uint64_t)span));
     pm_charge_rest(tracker, segment, cost);
 }

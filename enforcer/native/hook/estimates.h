@@ -11,6 +11,7 @@
 #define PM_UNKNOWN_NS 50000u /* a launch nothing is known about */
 #define PM_LONG_NS 500000u   /* from here on every launch is timed */
 #define PM_FIRST_SAMPLES 3u  /* so many launches of a kind are timed at once */
+#define PM_SURE_SAMPLES 4u   /* measured alone so often, the length of a kind is known */
 #define PM_SAMPLE_BUDGET_NS                                                                                            \
     1500000u /* device time between two samples of a kind: an event pair costs below 0.3 % of it */
 

@@ -68,7 +68,8 @@ void pm_neighbours_watch(struct pm_tracker *tracker) {
     }
 }
 
-double pm_neighbours_present(const struct pm_tracker *tracker, uint32_t busy, uint64_t span_ns) {
+/* Of so many seen busy, how many had work on average in the last `span_ns`. */
+static double present_of(const struct pm_tracker *tracker, uint32_t busy, uint64_t span_ns) {
     uint64_t now = pm_now_ns(), back = span_ns > LEAST_LOOK_NS ? span_ns : LEAST_LOOK_NS;
     const struct pm_seen *from = look_back(tracker, now > back ? now - back : 0);
     struct pm_others others;
@@ -81,24 +82,18 @@ double pm_neighbours_present(const struct pm_tracker *tracker, uint32_t busy, ui
     return present < busy ? present : busy;
 }
 
-bool pm_neighbours_in_full(const struct pm_tracker *tracker, uint32_t busy, uint64_t span_ns) {
-    double present = pm_neighbours_present(tracker, busy, span_ns);
-    return present > 0.9 * busy &&
-           (tracker->told < ENOUGH_NS ||
-            present * tracker->taken > CLEARLY_LESS * saturating(tracker, busy) * tracker->told);
-}
-
 /*
  * Whoever has work all the time takes its turns in full. One with a little work now and then waits for its turn for
  * some of the time, and takes as much of it as it says.
  */
-double pm_neighbours_own_part(const struct pm_tracker *tracker, uint32_t busy, uint64_t span_ns) {
-    double most = saturating(tracker, busy);
-    if (pm_neighbours_in_full(tracker, busy, span_ns))
-        return 1 - most;
-    double present = pm_neighbours_present(tracker, busy, span_ns);
-    double took = tracker->told < ENOUGH_NS ? present * most / busy : present * tracker->taken / tracker->told;
-    return 1 - (took < most ? took : most);
+struct pm_beside pm_neighbours_beside(const struct pm_tracker *tracker, uint32_t busy, uint64_t span_ns) {
+    if (busy == 0)
+        return (struct pm_beside){.own_part = 1};
+    bool told = tracker->told >= ENOUGH_NS;
+    double present = present_of(tracker, busy, span_ns), most = saturating(tracker, busy);
+    double took = told ? present * tracker->taken / tracker->told : present * most / busy;
+    bool in_full = present > 0.9 * busy && (!told || took > CLEARLY_LESS * most);
+    return (struct pm_beside){present, 1 - (in_full || took > most ? most : took), in_full};
 }
 
 void pm_neighbours_learn_turn(struct pm_tracker *tracker, double beyond, double turns) {
@@ -116,9 +111,10 @@ void pm_neighbours_learn_turn(struct pm_tracker *tracker, double beyond, double 
     }
 }
 
-void pm_neighbours_learn_slice(struct pm_tracker *tracker, uint64_t cost_ns, uint64_t span_ns) {
+void pm_neighbours_learn_slice(struct pm_tracker *tracker, const struct pm_beside *beside, uint64_t cost_ns,
+                               uint64_t span_ns) {
     double cycle = tracker->slice_ns + tracker->turn_ns;
-    if (!tracker->turn_known || tracker->lane_count > 1 || !pm_neighbours_in_full(tracker, 1, span_ns)) {
+    if (!tracker->turn_known || tracker->lane_count > 1 || !beside->in_full) {
         tracker->own_ns = tracker->whole_ns = 0;
         return;
     }

@@ -2,12 +2,10 @@
 
 #include "charges.h"
 #include "clock.h"
-#include "neighbours.h"
 
 #define ROUND_NS 5000000u /* between two rounds of timing everything anew, at first and at most */
 #define ROUND_MOST_NS 300000000u
 #define STEADY_SAMPLES 6
-#define SURE_SAMPLES 4u
 #define STEADY 0.05
 #define LONG_TURNS 3 /* a span of so many turns of everybody is divided by their parts */
 #define STRIKES 12u  /* launches in a row that met a neighbour, after which it is the launch that has become longer */
@@ -43,13 +41,14 @@ bool pm_samples_blurred(const struct pm_segment *segment, uint64_t span, uint64_
  * Charge of such a launch: no more than its span and, alone, no less than what the host cannot have slept through. The
  * next sample sets it right.
  */
-uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, const struct pm_segment *segment, uint64_t took) {
+uint64_t pm_samples_take_blurred(struct pm_tracker *tracker, const struct pm_segment *segment,
+                                 const struct pm_beside *beside, uint64_t took) {
     struct pm_estimate *entry = segment->entry;
     uint64_t known = entry->ns ? entry->ns : PM_UNKNOWN_NS, cost = known < took ? known : took;
     uint64_t asleep = segment->host_ns + segment->host_blur_ns - segment->host_gap_ns;
     uint64_t least = segment->neighbours == 0 && took > asleep ? took - asleep : 0;
     if (entry->ns == 0 && segment->neighbours && took > asleep + PM_LONG_NS) /* nothing better is known */
-        least = (uint64_t)((double)(took - asleep) * pm_neighbours_own_part(tracker, segment->neighbours, took));
+        least = (uint64_t)((double)(took - asleep) * beside->own_part);
     if (least > took - took / 20)
         return pm_samples_take_lone(tracker, entry, least);
     if (cost < least)
@@ -116,11 +115,11 @@ uint64_t pm_samples_take_lone(struct pm_tracker *tracker, struct pm_estimate *en
  * after one or two measurements alone that this decides: the neighbour may have been setting itself up meanwhile, of
  * which nobody tells. Returns what the launches were charged too much.
  */
-static double met_turns(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took,
-                        const struct pm_segment *segment) {
+static double met_turns(struct pm_tracker *tracker, const struct pm_segment *segment, const struct pm_beside *beside,
+                        uint64_t took) {
+    struct pm_estimate *entry = segment->entry;
     double known = (double)entry->ns, mean, step;
-    if (!segment->full || segment->neighbours != 1 || !pm_neighbours_in_full(tracker, 1, took) ||
-        took < 2 * (uint64_t)tracker->slice_ns) {
+    if (!segment->full || segment->neighbours != 1 || !beside->in_full || took < 2 * (uint64_t)tracker->slice_ns) {
         entry->met = 0;
         return 0;
     }
@@ -149,8 +148,8 @@ static double met_turns(struct pm_tracker *tracker, struct pm_estimate *entry, u
         pm_neighbours_learn_turn(tracker, step, 1);
     if (entry->lone == 0 || known < tracker->slice_ns)
         return 0;
-    double likely = mean * pm_neighbours_own_part(tracker, 1, (uint64_t)sum), off = known / likely - 1;
-    double doubtful = entry->lone < SURE_SAMPLES ? 0.07 : 0.1;
+    double likely = mean * pm_neighbours_beside(tracker, 1, (uint64_t)sum).own_part, off = known / likely - 1;
+    double doubtful = entry->lone < PM_SURE_SAMPLES ? 0.07 : 0.1;
     if (off < doubtful && off > -doubtful)
         return 0;
     set_estimate(entry, likely);
@@ -162,29 +161,29 @@ static double met_turns(struct pm_tracker *tracker, struct pm_estimate *entry, u
 }
 
 /* Of the span of a launch that nothing is known about, what was its own. */
-static double beside(const struct pm_tracker *tracker, double span, const struct pm_segment *segment) {
-    double slice = tracker->slice_ns, part = pm_neighbours_own_part(tracker, segment->neighbours, (uint64_t)span);
+static double own_of(const struct pm_tracker *tracker, const struct pm_segment *segment, const struct pm_beside *beside,
+                     double span) {
+    double slice = tracker->slice_ns, part = beside->own_part;
     double turn = slice * (1 - part) / part; /* of all of them, between two of its own */
     if (segment->fresh) {                    /* the wait for its turn is time in which others had theirs as well */
         double whole = (double)(pm_now_ns() - segment->begun_ns);
         whole = whole < span ? span : whole > span + slice + turn ? span + turn / 2 : whole;
         return whole * part < span ? whole * part : span;
     }
-    if (span > LONG_TURNS * (slice + turn) || !pm_neighbours_in_full(tracker, segment->neighbours, (uint64_t)span))
+    if (span > LONG_TURNS * (slice + turn) || !beside->in_full)
         return span * part;
     double turns = (double)(uint64_t)(span / (slice + turn) + 0.5), mine = span - turns * turn;
     return mine < span * slice / (slice + 2 * turn) ? span * part : mine;
 }
 
 /*
- * Charge of a launch measured while neighbours were busy: its span holds a whole number of their turns. With turns of
- * one length on both sides a span of s holds the nearest whole number to s / (own turn + their turns) of them, whatever
- * the launch's length.
+ * Charge of a launch measured while neighbours were busy. What is known of its kind tells how many of their turns its
+ * span holds; a first one is charged its part.
  */
-uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *entry, uint64_t took,
-                                const struct pm_segment *segment) {
-    double span = (double)took, known = (double)entry->ns,
-           near = pm_neighbours_present(tracker, segment->neighbours, took);
+uint64_t pm_samples_take_shared(struct pm_tracker *tracker, const struct pm_segment *segment,
+                                const struct pm_beside *beside, uint64_t took) {
+    struct pm_estimate *entry = segment->entry;
+    double span = (double)took, known = (double)entry->ns;
     double turn = tracker->turn_ns * segment->neighbours, mine;
     double turns = (double)(uint64_t)(span / (tracker->slice_ns + turn) + 0.5);
     /* Not short against a turn, so that many meet one, nor so long that all do. */
@@ -218,7 +217,7 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
     }
     if (entry->lone)
         entry->guessed++;
-    double amends = met_turns(tracker, entry, took, segment);
+    double amends = met_turns(tracker, segment, beside, took);
     known = (double)entry->ns;
     if (amends > 0)
         tracker->credit_ns += (uint64_t)amends;
@@ -239,7 +238,7 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
             }
         }
         mine = best;
-        bool all = near > 0.9 * segment->neighbours;
+        bool all = beside->present > 0.9 * segment->neighbours;
         if (turns > 0 && all && entry->lone > 4 && entry->unsteady <= PM_UNSTEADY && known < 2 * tracker->slice_ns &&
             span > known)
             pm_neighbours_learn_turn(tracker, span - known, turns);
@@ -259,7 +258,7 @@ uint64_t pm_samples_take_shared(struct pm_tracker *tracker, struct pm_estimate *
                 return turns == 0 ? took : (uint64_t)known;
         }
     } else {
-        mine = beside(tracker, span, segment);
+        mine = own_of(tracker, segment, beside, span);
     }
     double weight = entry->samples < 16 ? entry->samples : 16;
     set_estimate(entry, known == 0 ? mine : known + (mine - known) / weight);

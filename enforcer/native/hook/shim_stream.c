@@ -3,7 +3,7 @@
 
 struct wait {
     struct pm_context *context;
-    uint64_t since_ns;
+    struct pm_wait began;
     uint64_t lane_key; /* 0: for everything */
 };
 
@@ -17,13 +17,13 @@ static struct wait wait_begins(CUstream stream, bool all) {
         pm_tracker_close(&wait.context->tracker, stream, wait.lane_key);
     else if (all)
         pm_tracker_close_all(&wait.context->tracker, pm_lane_key((CUstream)PM_PER_THREAD), PM_PER_THREAD);
-    wait.since_ns = pm_tracker_waits(&wait.context->tracker);
+    wait.began = pm_tracker_waits(&wait.context->tracker);
     return wait;
 }
 
 static void wait_ends(const struct wait *wait) {
     if (wait->context)
-        pm_tracker_waited(&wait->context->tracker, wait->since_ns, wait->lane_key);
+        pm_tracker_waited(&wait->context->tracker, &wait->began, wait->lane_key);
 }
 
 #define WAITING(name, stream, all, ...)                                                                                \

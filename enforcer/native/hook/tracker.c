@@ -106,24 +106,25 @@ static void publish(struct pm_tracker *tracker) {
         pm_neighbours_tell_active(tracker, 0, true);
 }
 
-uint64_t pm_tracker_waits(struct pm_tracker *tracker) {
+struct pm_wait pm_tracker_waits(struct pm_tracker *tracker) {
     uint64_t now = pm_now_ns();
     pm_board_busy(tracker->board, tracker->seat, now + 1000000000u);
     pm_add(&tracker->waiters, 1);
-    pm_poke(&tracker->waiting_for_ns, pm_peek(&tracker->counters->pending_ns));
-    return now;
+    return (struct pm_wait){now, pm_peek(&tracker->counters->busy_ns)};
 }
 
-void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t lane_key) {
-    uint64_t now = pm_now_ns(), waited = now - since_ns;
+void pm_tracker_waited(struct pm_tracker *tracker, const struct pm_wait *wait, uint64_t lane_key) {
+    uint64_t now = pm_now_ns(), waited = now - wait->since_ns;
     uint64_t pending = pm_peek(&tracker->counters->pending_ns); /* the program need not have waited for all there is */
     pm_board_busy(tracker->board, tracker->seat, now + (pending < 20000000u ? pending : 20000000u));
     pm_poke(&tracker->quiet, 1);
     pthread_mutex_lock(&tracker->lock);
     if (pm_peek(&tracker->waiters))
         __atomic_fetch_sub(&tracker->waiters, 1, __ATOMIC_RELAXED);
-    if (usable(tracker)) /* first what was launched before, which says nothing of the last */
+    if (usable(tracker)) /* what was launched before the last explains its part of the wait, however long it took */
         poll_locked(tracker);
+    uint64_t charged = pm_peek(&tracker->counters->busy_ns) - wait->busy_ns;
+    pending = pm_peek(&tracker->counters->pending_ns);
     for (uint32_t i = 0; i < PM_LANES && (lane_key || tracker->lane_count == 1); i++) {
         struct pm_lane *lane = &tracker->lanes[i];
         if (!lane->key || (lane_key && lane->key != lane_key) || lane->open == PM_NO_MARK)
@@ -131,8 +132,7 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
         uint64_t work = pm_peek(&lane->open_work), estimate = pm_work_ns(work);
         uint32_t launches = pm_work_launches(work);
         struct pm_estimate *entry = pm_peek(&lane->last);
-        uint64_t expected = estimate - lane->waited_estimate_ns, queued = pm_peek(&tracker->waiting_for_ns);
-        expected = expected < queued ? queued : expected;
+        uint64_t last = estimate - lane->waited_estimate_ns, expected = charged + (last > pending ? last : pending);
         if (launches > lane->waited_launches && waited > 2 * expected + PM_WAIT_NS) {
             /* They took longer than thought, or the waiter was woken late: the next sample tells, and sets the charge
              * right. */
@@ -140,7 +140,7 @@ void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t l
                 pm_add(&entry->suspects, launches - lane->waited_launches);
             pm_samples_time_anew(tracker);
             uint64_t beyond = waited - expected;
-            if (beyond > LATE_NS && pm_board_neighbours(tracker->board, tracker->seat, since_ns) == 0) {
+            if (beyond > LATE_NS && pm_board_neighbours(tracker->board, tracker->seat, wait->since_ns) == 0) {
                 tracker->suspect = entry;
                 tracker->suspect_ns += beyond;
             }
@@ -343,20 +343,23 @@ void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key) {
         pm_poke(&lane->tainted, 1);
 }
 
-static bool worth_ending(const struct pm_lane *lane) {
+static bool worth_ending(const struct pm_tracker *tracker, const struct pm_lane *lane) {
     uint64_t work = pm_peek(&lane->open_work), launches = pm_work_launches(work);
     const struct pm_estimate *last = pm_peek(&lane->last);
     uint64_t known = last ? pm_peek(&last->ns) : 0; /* better by now than when they were launched */
+    if (launches == 0)
+        return false;
     return launches >= TAIL_LAUNCHES || pm_work_ns(work) >= TAIL_NS ||
-           (launches && last && (known == 0 || launches * known >= TAIL_NS));
+           (last && (known == 0 || launches * known >= TAIL_NS)) ||
+           tracker->segment_count > 1; /* behind a queue, of which the wait may be the first to tell how long it is */
 }
 
 void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_key) {
     struct pm_lane *lane = pm_lane_find(tracker, lane_key);
-    if (!lane || !worth_ending(lane))
+    if (!lane || pm_work_launches(pm_peek(&lane->open_work)) == 0)
         return;
     pthread_mutex_lock(&tracker->lock);
-    if (usable(tracker) && lane->open != PM_NO_MARK && pm_work_launches(pm_peek(&lane->open_work)))
+    if (usable(tracker) && lane->open != PM_NO_MARK && worth_ending(tracker, lane))
         pm_lane_mark(tracker, lane, stream);
     pthread_mutex_unlock(&tracker->lock);
 }
@@ -365,7 +368,7 @@ void pm_tracker_close_all(struct pm_tracker *tracker, uint64_t lane_key, uint64_
     pthread_mutex_lock(&tracker->lock);
     for (uint32_t i = 0; i < PM_LANES && usable(tracker); i++) {
         struct pm_lane *lane = &tracker->lanes[i];
-        if (lane->key && lane->open != PM_NO_MARK && worth_ending(lane) &&
+        if (lane->key && lane->open != PM_NO_MARK && worth_ending(tracker, lane) &&
             (lane->key == lane_key || (uint64_t)(uintptr_t)lane->stream != other_threads))
             pm_lane_mark(tracker, lane, lane->stream);
     }

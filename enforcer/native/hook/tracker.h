@@ -125,7 +125,6 @@ struct pm_tracker {
     struct pm_estimate *suspect; /* what the program last waited for much longer than was charged, and that time */
     uint64_t suspect_ns;
     uint32_t waiters;              /* threads of the program that wait now */
-    uint64_t waiting_for_ns;       /* estimates that were pending when the last of them began to */
     uint32_t quiet;                /* the program has waited for its work, and nothing was launched since */
     uint32_t round;                /* of timing everything anew */
     uint64_t round_at_ns;          /* when it began */
@@ -154,6 +153,11 @@ struct pm_tracker {
     int64_t newest_bin[PM_BIN_SIZES];
 };
 
+/* When the program began to wait, and what was charged until then. */
+struct pm_wait {
+    uint64_t since_ns, busy_ns;
+};
+
 /* A launch on its way. */
 struct pm_launch {
     struct pm_tracker *tracker;
@@ -176,7 +180,7 @@ void pm_launch_begin(struct pm_launch *launch, struct pm_tracker *tracker, struc
 void pm_launch_end(struct pm_launch *launch, bool launched);
 /* Other work than launches went into the stream. */
 void pm_tracker_taint(struct pm_tracker *tracker, uint64_t lane_key);
-/* Before the program waits for the stream (NULL tail: for everything); ends an open segment worth measuring. */
+/* Before the program waits for the stream; ends an open segment worth measuring. */
 void pm_tracker_close(struct pm_tracker *tracker, void *stream, uint64_t lane_key);
 /* The same before it waits for all there is. `other_threads`: as below. */
 void pm_tracker_close_all(struct pm_tracker *tracker, uint64_t lane_key, uint64_t other_threads);
@@ -195,10 +199,10 @@ void pm_tracker_poll(struct pm_tracker *tracker);
  * left open for long at its estimates. False: nothing is pending.
  */
 bool pm_tracker_look_in(struct pm_tracker *tracker, void *context);
-/* The program waits (until further notice at most a second); the time is for `waited`. */
-uint64_t pm_tracker_waits(struct pm_tracker *tracker);
-/* It has waited since `since_ns`, for the stream or (0) for all; charges what has passed. */
-void pm_tracker_waited(struct pm_tracker *tracker, uint64_t since_ns, uint64_t lane_key);
+/* The program waits (until further notice at most a second); the result is for `waited`. */
+struct pm_wait pm_tracker_waits(struct pm_tracker *tracker);
+/* It has waited, for the stream or (0) for all; charges what has passed. */
+void pm_tracker_waited(struct pm_tracker *tracker, const struct pm_wait *wait, uint64_t lane_key);
 /* Forgets the stream: it is about to be destroyed. */
 void pm_tracker_drop_lane(struct pm_tracker *tracker, uint64_t lane_key);
 /* Charges what has passed, the rest as estimated, and forgets all events; they are destroyed when `destroy`. */

@@ -84,8 +84,7 @@ uint64_t pm_union_take(struct pm_tracker *tracker, const struct pm_segment *segm
         break;
     }
     /* Neighbours had their turns in the same time, so that a cost takes up more of it than it is long. */
-    double part =
-        segment->neighbours ? pm_neighbours_own_part(tracker, segment->neighbours, (uint64_t)(end - start)) : 1;
+    double part = pm_neighbours_beside(tracker, segment->neighbours, (uint64_t)(end - start)).own_part;
     double wall = (double)cost / part;
     for (size = 0; size < PM_BIN_SIZES; size++)
         take(tracker, size, start, end, wall < room ? wall : room);
