@@ -103,12 +103,12 @@ def test_a_closed_store_publishes_nothing_over_its_next_owner(tmp_path: Path) ->
     first.close()
     with Store(tmp_path) as second:
         for change in (
-            lambda: first.publish([batch(records("n1", EPOCH, 9, 16, DAY))], now_us=NOW),
+            lambda: first.publish([batch(records("n1", EPOCH, 9, 8, DAY))], now_us=NOW),
             lambda: first.swap(tuple(first.state.segments.values()), list, lambda state: state.generation),
         ):
             with pytest.raises(Unavailable, match="is closed"):
                 change()
-        second.publish([batch(records("n1", EPOCH, 9, 16, DAY))], now_us=NOW)
+        second.publish([batch(records("n1", EPOCH, 9, 8, DAY))], now_us=NOW)
         assert len(stored(tmp_path)) == 16 and len(second.state.segments) == len(list(tmp_path.rglob("*.parquet")))
 
 
