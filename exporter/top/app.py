@@ -29,7 +29,7 @@ from poolmeter.exporter.top.panes import (
     tenant_columns,
 )
 from poolmeter.exporter.top.plain import card_lines
-from poolmeter.exporter.top.rows import CardRow, Frame, ProcessRow, SliceRow, TenantRow
+from poolmeter.exporter.top.rows import CardRow, Frame, PartRow, ProcessRow, SliceRow, TenantRow
 from poolmeter.exporter.top.screens import DetailsScreen, HelpScreen, SignalScreen
 from poolmeter.exporter.top.signals import send
 from poolmeter.exporter.top.watch import Watch
@@ -258,7 +258,7 @@ class TopApp(App[None]):
     def _open(self, row: object) -> None:
         if isinstance(row, tree.Branch):
             row = next((tenant for tenant in self.frame.tenants if tenant.tenant == row.tenant), None)
-        if isinstance(row, (CardRow, SliceRow, TenantRow, ProcessRow)):
+        if isinstance(row, (CardRow, PartRow, SliceRow, TenantRow, ProcessRow)):
             self.push_screen(DetailsScreen(type(row).__name__.removesuffix("Row").lower(), details(row)))
 
     def action_filter(self) -> None:
@@ -322,4 +322,6 @@ class TopApp(App[None]):
 def _card_key(row: CardLine) -> Hashable:
     if isinstance(row, CardRow):
         return row.node, row.device.uuid
+    if isinstance(row, PartRow):
+        return row.node, row.kind, row.id
     return row.node, row.slice.device_uuid, row.slice.allocation_id

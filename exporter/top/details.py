@@ -1,10 +1,10 @@
 """Everything of one row, as names and values: what enter shows."""
 
 from poolmeter.exporter.top.panes import command_of, framework_of, user_of, where_of
-from poolmeter.exporter.top.rows import CardRow, ProcessRow, SliceRow, TenantRow
+from poolmeter.exporter.top.rows import CardRow, PartRow, ProcessRow, SliceRow, TenantRow
 from poolmeter.exporter.top.words import UNKNOWN, cards, duration, percent, size
 
-Row = CardRow | SliceRow | TenantRow | ProcessRow
+Row = CardRow | PartRow | SliceRow | TenantRow | ProcessRow
 
 
 def details(row: Row) -> list[tuple[str, str]]:
@@ -13,6 +13,8 @@ def details(row: Row) -> list[tuple[str, str]]:
         return card_details(row)
     if isinstance(row, SliceRow):
         return slice_details(row)
+    if isinstance(row, PartRow):
+        return part_details(row)
     return tenant_details(row) if isinstance(row, TenantRow) else process_details(row)
 
 
@@ -37,6 +39,25 @@ def slice_details(row: SliceRow) -> list[tuple[str, str]]:
         ("energy", UNKNOWN if part.energy_uj_total is None else f"{part.energy_uj_total / 3.6e9:.3f} Wh"),
         ("processes", _number(part.processes)),
         ("faults of the hook", _number(part.hook_faults_total)),
+    ]
+
+
+def part_details(row: PartRow) -> list[tuple[str, str]]:
+    """Everything of a part of a card, or of what is on the bus alone, as names and values."""
+    if row.card is None:
+        return [
+            ("on the bus", f"{row.id} of {row.node}, not in the driver's library: its use is unknown"),
+            ("state", row.state),
+            *row.facts,
+        ]
+    return [
+        ("part", f"{row.name} ({row.kind}) of card {row.card} of {row.node}"),
+        ("UUID", row.id),
+        *([("state", row.state)] if row.state else []),
+        *row.facts,
+        ("device time", f"{percent(row.use_ppm)} of the {'card' if row.kind == 'vgpu' else 'instance'}"),
+        ("memory", f"{size(row.memory_used_bytes)} used of {size(row.memory_total_bytes)}"),
+        ("processes", _number(row.processes)),
     ]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from poolmeter.exporter.top.feed import Answer
+from poolmeter.model.hardware import MigInstance, Vgpu
 from poolmeter.model.snapshot import Snapshot
 from poolmeter.model.units import FULL_SHARE_PPM, MICROSECONDS
 
@@ -110,6 +111,10 @@ def _counters(snapshot: Snapshot) -> dict[tuple[str, ...], Counter]:
         if device.up:
             found["device", device.uuid] = (device.origin, device.busy_us_total, None)
             found["unaccounted", device.uuid] = (device.origin, device.unaccounted_us_total, None)
+            if device.hardware is not None:
+                parts: tuple[MigInstance | Vgpu, ...] = (*(device.hardware.instances or ()), *(device.hardware.vgpus or ()))
+                for kept in parts:
+                    found["part", kept.uuid] = (device.hardware.origin or "", kept.busy_us_total, None)
     for part in snapshot.slices:
         found["slice", part.device_uuid, part.allocation_id] = (part.origin, part.busy_us_total, part.throttled_us_total)
     for process in snapshot.processes:

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from poolmeter.exporter.top.columns import Cell, Column, gauge, text
-from poolmeter.exporter.top.rows import UNACCOUNTED, CardRow, ProcessRow, SliceRow, TenantRow
+from poolmeter.exporter.top.rows import UNACCOUNTED, CardRow, PartRow, ProcessRow, SliceRow, TenantRow
 from poolmeter.exporter.top.words import UNKNOWN, cards, clean, percent, size, trend
 from poolmeter.model.units import FULL_SHARE_PPM
 
 _STATE_ROLES = {"ok": "good", "active": "good", "held": "warn", "allocated": "dim", "suspended": "warn", "lost": "bad", "unknown": "warn"}
 
-CardLine = CardRow | SliceRow
+CardLine = CardRow | PartRow | SliceRow
 
 
 def _load(ppm: int | None) -> str:
@@ -23,6 +23,8 @@ def _known(value: str, role: str = "") -> Cell:
 def _card_name(row: CardLine, width: int) -> Cell:
     if isinstance(row, CardRow):
         return ((f"{row.device.index} ", "card"), (clean(row.device.model), "card"))
+    if isinstance(row, PartRow):
+        return (("  ", ""), (clean(row.name), "dim")) if row.card is not None else (("- ", "dim"), (clean(f"{row.id} {row.name}"), "dim"))
     return (("  ", ""), (clean(row.slice.tenant), "tenant"))
 
 
@@ -33,26 +35,34 @@ def _card_state(row: CardLine, width: int) -> Cell:
 
 
 def _card_mode(row: CardLine, width: int) -> Cell:
-    return text(clean(row.modes if isinstance(row, CardRow) else row.slice.mode), "dim")
+    return text(clean(row.modes if isinstance(row, CardRow) else row.kind if isinstance(row, PartRow) else row.slice.mode), "dim")
 
 
 def _allocation(row: CardLine, width: int) -> Cell:
-    return text(clean(row.slice.allocation_id), "dim") if isinstance(row, SliceRow) else ()
+    if isinstance(row, CardRow):
+        return ()
+    if isinstance(row, PartRow):
+        return text(clean(row.id), "dim") if row.card is not None else ()
+    return text(clean(row.slice.allocation_id), "dim")
 
 
 def _card_bar(row: CardLine, width: int) -> Cell:
     if isinstance(row, CardRow):
         return gauge(row.use_ppm, FULL_SHARE_PPM, width, _load(row.use_ppm))
+    if isinstance(row, PartRow):
+        return gauge(row.use_ppm, FULL_SHARE_PPM, width, "dim")
     return gauge(row.obtained_ppm, FULL_SHARE_PPM, width, "tenant")
 
 
 def _card_use(row: CardLine, width: int) -> Cell:
-    return _known(percent(row.use_ppm if isinstance(row, CardRow) else row.obtained_ppm))
+    return _known(percent(row.obtained_ppm if isinstance(row, SliceRow) else row.use_ppm))
 
 
 def _card_limit(row: CardLine, width: int) -> Cell:
     if isinstance(row, CardRow):
         return text(percent(row.device.allocated_ppm), "dim") if row.device.allocated_ppm else ()
+    if isinstance(row, PartRow):
+        return ()
     limit = row.slice.compute_limit_ppm
     return text(percent(limit)) if limit is not None else text(f"~{percent(row.slice.promise_ppm)}", "dim")
 
@@ -60,6 +70,8 @@ def _card_limit(row: CardLine, width: int) -> Cell:
 def _memory_parts(row: CardLine) -> tuple[int | None, int | None]:
     if isinstance(row, CardRow):
         return row.device.memory_used_bytes, row.device.memory_total_bytes
+    if isinstance(row, PartRow):
+        return row.memory_used_bytes, row.memory_total_bytes
     return row.slice.memory_used_bytes, row.slice.memory_limit_bytes or row.slice.memory_promise_bytes
 
 
@@ -84,27 +96,27 @@ def _peak(row: CardLine, width: int) -> Cell:
 
 
 def _throttled(row: CardLine, width: int) -> Cell:
-    if isinstance(row, CardRow):
+    if not isinstance(row, SliceRow):
         return ()
     return _known(percent(row.throttled_ppm), "warn" if row.throttled_ppm else "dim")
 
 
 def _denied(row: CardLine, width: int) -> Cell:
-    if isinstance(row, CardRow):
+    if not isinstance(row, SliceRow):
         return ()
     denied = row.slice.denied_allocations_total
     return _known(UNKNOWN if denied is None else str(denied), "bad" if denied else "dim")
 
 
 def _temperature(row: CardLine, width: int) -> Cell:
-    if isinstance(row, SliceRow):
+    if not isinstance(row, CardRow):
         return ()
     value = row.device.temperature_celsius
     return _known(UNKNOWN if value is None else f"{value}C", "bad" if value is not None and value >= 85 else "")
 
 
 def _power(row: CardLine, width: int) -> Cell:
-    if isinstance(row, SliceRow):
+    if not isinstance(row, CardRow):
         return ()
     return _known(UNKNOWN if row.device.power_mw is None else f"{(row.device.power_mw + 500) // 1000}W")
 
@@ -113,14 +125,18 @@ def _trend(row: CardLine, width: int) -> Cell:
     return text(trend(row.trend, width), "trend") if isinstance(row, CardRow) else ()
 
 
+def _of_node(row: CardLine) -> bool:
+    return isinstance(row, CardRow) or (isinstance(row, PartRow) and row.card is None)
+
+
 def card_columns(many_nodes: bool) -> list[Column[CardLine]]:
     """Columns of cards and slices."""
-    node = Column[CardLine]("node", "NODE", lambda row, _: text(clean(row.node)) if isinstance(row, CardRow) else (), 6, 20, 5)
+    node = Column[CardLine]("node", "NODE", lambda row, _: text(clean(row.node)) if _of_node(row) else (), 6, 20, 5)
     columns: list[Column[CardLine]] = [
         Column("name", "CARD / TENANT", _card_name, 13, 34, 0),
         Column("mode", "MODE", _card_mode, 4, 14, 14),
         Column("allocation", "ALLOCATION", _allocation, 24, 40, 40),
-        Column("state", "STATE", _card_state, 9, 11, 1),
+        Column("state", "STATE", _card_state, 9, 14, 1),
         Column("bar", "TIME", _card_bar, 6, 12, 6, stretch=True),
         Column("use", "USE", _card_use, 4, 4, 2, right=True),
         Column("limit", "LIMIT", _card_limit, 5, 5, 3, right=True),

@@ -15,18 +15,20 @@ from poolmeter.exporter.top.panes import (
     user_of,
     where_of,
 )
-from poolmeter.exporter.top.rows import Frame
+from poolmeter.exporter.top.rows import Frame, PartRow
 from poolmeter.report import Report
 
 R = TypeVar("R")
 
 
 def card_lines(frame: Frame, slices: bool = True) -> list[CardLine]:
-    """Cards, the slices of each below it (unless without)."""
+    """Cards, the parts and slices of each below it (unless without), and what is on the bus alone."""
     lines: list[CardLine] = []
     for card in frame.cards:
-        lines += [card, *(card.slices if slices else ())]
-    return lines
+        lines.append(card)
+        if slices:
+            lines += [*card.parts, *card.slices]
+    return [*lines, *frame.functions]
 
 
 def as_text(frame: Frame, width: int, sort: str = "use") -> str:
@@ -55,6 +57,7 @@ COLUMNS = (
     "node",
     "index",
     "device_uuid",
+    "part",
     "name",
     "state",
     "stale",
@@ -83,8 +86,26 @@ COLUMNS = (
 )
 
 
+def _part_row(part: PartRow, card: str | None) -> dict[str, object]:
+    return {
+        "kind": "function" if part.card is None else "part",
+        "node": part.node,
+        "index": part.card,
+        "device_uuid": card,
+        "part": part.id,
+        "name": part.name,
+        "state": part.state or None,
+        "stale": part.stale,
+        "mode": part.kind,
+        "use_ppm": part.use_ppm,
+        "memory_used_bytes": part.memory_used_bytes,
+        "memory_limit_bytes": part.memory_total_bytes,
+        "processes": part.processes,
+    }
+
+
 def as_report(frame: Frame) -> Report:
-    """One row each of every card, slice, tenant and process; `kind` says which. What is not known or does not apply is left out."""
+    """One row each of every card, part, slice, function on the bus alone, tenant and process; `kind` says which. What is not known or does not apply is left out."""
     rows: list[dict[str, object]] = []
     for card in frame.cards:
         device = card.device
@@ -106,6 +127,7 @@ def as_report(frame: Frame) -> Report:
                 "power_mw": device.power_mw,
             }
         )
+        rows += [_part_row(part, device.uuid) for part in card.parts]
         for part in card.slices:
             rows.append(
                 {
@@ -129,6 +151,7 @@ def as_report(frame: Frame) -> Report:
                     "processes": part.slice.processes,
                 }
             )
+    rows += [_part_row(part, None) for part in frame.functions]
     for tenant in frame.tenants:
         rows.append(
             {

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from poolmeter.exporter.top.attribution import UNNAMED, Named, named
 from poolmeter.exporter.top.history import Histories, NodeHistory
 from poolmeter.exporter.top.host import HostFacts
+from poolmeter.model.hardware import BusFunction, MigInstance, Vgpu
 from poolmeter.model.snapshot import DeviceSnapshot, ProcessSnapshot, SliceSnapshot
 from poolmeter.model.units import FULL_SHARE_PPM
 
@@ -51,8 +52,29 @@ class SliceRow:
 
 
 @dataclass(frozen=True)
+class PartRow:
+    """What the hardware made of a card: a MIG instance or a vGPU; or what is on the bus and not in the library (`card` None).
+
+    `use_ppm` is of the part's own time, or of the card's for a vGPU. `state` is empty where there is nothing to say.
+    """
+
+    node: str
+    card: int | None
+    stale: bool
+    kind: str
+    name: str
+    id: str
+    state: str = ""
+    use_ppm: int | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    processes: int | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class CardRow:
-    """A card, with its slices. `state`: ok, lost or unknown, with the reason where there is one."""
+    """A card, with its parts and slices. `state`: ok, lost or unknown, with the reason where there is one."""
 
     node: str
     stale: bool
@@ -64,6 +86,7 @@ class CardRow:
     trend: tuple[int | None, ...]
     slices: tuple[SliceRow, ...] = ()
     reason: str | None = None
+    parts: tuple[PartRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,7 +135,10 @@ class TenantRow:
 
 @dataclass(frozen=True)
 class Frame:
-    """Everything one screen shows, of one instant. `missing`: addresses that have never answered, since when, and why."""
+    """Everything one screen shows, of one instant. `functions`: what is on the bus and not in the library; `missing`: addresses that have
+
+    never answered, since when, and why.
+    """
 
     at_us: int
     nodes: tuple[NodeRow, ...] = ()
@@ -120,6 +146,7 @@ class Frame:
     tenants: tuple[TenantRow, ...] = ()
     processes: tuple[ProcessRow, ...] = ()
     missing: tuple[tuple[str, int, str], ...] = field(default=())
+    functions: tuple[PartRow, ...] = ()
 
 
 def build(histories: Histories, look: Look, monotonic_us: int, wall_us: int) -> Frame:
@@ -127,13 +154,15 @@ def build(histories: Histories, look: Look, monotonic_us: int, wall_us: int) -> 
     nodes: list[NodeRow] = []
     cards: list[CardRow] = []
     processes: list[ProcessRow] = []
+    functions: list[PartRow] = []
     for history in sorted(histories.nodes.values(), key=lambda node: (node.snapshot.node, node.url)):
         stale = history.stale(monotonic_us)
         nodes.append(_node(history, stale, monotonic_us))
         cards += _cards(history, stale)
         processes += _processes(history, stale, look)
+        functions += (_function(history.snapshot.node, stale, part) for part in history.snapshot.functions)
     missing = tuple((url, since, why) for url, (since, why) in sorted(histories.missing.items()))
-    return Frame(wall_us, tuple(nodes), tuple(cards), tuple(_tenants(cards, processes)), tuple(processes), missing)
+    return Frame(wall_us, tuple(nodes), tuple(cards), tuple(_tenants(cards, processes)), tuple(processes), missing, tuple(functions))
 
 
 def _node(history: NodeHistory, stale: bool, monotonic_us: int) -> NodeRow:
@@ -194,7 +223,69 @@ def _cards(history: NodeHistory, stale: bool) -> Iterable[CardRow]:
             trend=history.trend(device.uuid, TREND_POINTS),
             slices=slices,
             reason=reason,
+            parts=tuple(_parts(history, stale, device)),
         )
+
+
+def _parts(history: NodeHistory, stale: bool, device: DeviceSnapshot) -> Iterable[PartRow]:
+    hardware = device.hardware if device.up else None
+    for instance in (hardware.instances if hardware else None) or ():
+        yield _instance(history, stale, device, instance)
+    for vgpu in (hardware.vgpus if hardware else None) or ():
+        yield _vgpu(history, stale, device, vgpu)
+
+
+def _instance(history: NodeHistory, stale: bool, device: DeviceSnapshot, part: MigInstance) -> PartRow:
+    rate = history.rate(("part", part.uuid))
+    window = part.activity.graphics_ppm if part.activity is not None else None
+    facts = [("GPU instance, compute instance", f"{part.gpu_instance_id}, {part.compute_instance_id}")]
+    if part.placement_start is not None:
+        facts.append(("memory slices", f"{part.placement_size} from {part.placement_start}"))
+    facts += [(name, str(value)) for name, value in (("compute slices", part.compute_slices), ("SMs", part.multiprocessors)) if value]
+    return PartRow(
+        node=history.snapshot.node,
+        card=device.index,
+        stale=stale,
+        kind="mig",
+        name=part.profile or f"GPU instance {part.gpu_instance_id}",
+        id=part.uuid,
+        use_ppm=window if rate is None else min(rate, FULL_SHARE_PPM),
+        memory_used_bytes=part.memory_used_bytes,
+        memory_total_bytes=part.memory_total_bytes,
+        processes=part.processes,
+        facts=tuple(facts),
+    )
+
+
+def _vgpu(history: NodeHistory, stale: bool, device: DeviceSnapshot, part: Vgpu) -> PartRow:
+    rate = history.rate(("part", part.uuid))
+    return PartRow(
+        node=history.snapshot.node,
+        card=device.index,
+        stale=stale,
+        kind="vgpu",
+        name=part.type_name or "vGPU",
+        id=part.uuid,
+        state={True: "licensed", False: "no licence", None: ""}[part.licensed],
+        use_ppm=part.utilization_ppm if rate is None else min(rate, FULL_SHARE_PPM),
+        memory_used_bytes=part.framebuffer_used_bytes,
+        memory_total_bytes=part.framebuffer_total_bytes,
+        facts=(("virtual machine", part.vm_id),) if part.vm_id else (),
+    )
+
+
+def _function(node: str, stale: bool, part: BusFunction) -> PartRow:
+    told = (("driver", part.driver), ("device", part.device_id), ("part of", part.parent), ("profile", part.profile), ("mdev", part.uuid))
+    return PartRow(
+        node=node,
+        card=None,
+        stale=stale,
+        kind="bus",
+        name=part.profile or part.device_id or "device",
+        id=part.pci_bus_id,
+        state=part.state.replace("_", " "),
+        facts=tuple((name, value) for name, value in told if value),
+    )
 
 
 def _processes(history: NodeHistory, stale: bool, look: Look) -> Iterable[ProcessRow]:

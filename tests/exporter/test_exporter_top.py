@@ -40,7 +40,8 @@ from poolmeter.exporter.top.panes import (
     where_of,
 )
 from poolmeter.exporter.top.plain import as_report, as_text, card_lines
-from poolmeter.exporter.top.rows import UNACCOUNTED
+from poolmeter.exporter.top.rows import UNACCOUNTED, PartRow
+from poolmeter.model.hardware import Activity, BusFunction, Hardware, MigInstance, Vgpu
 from poolmeter.model.plain import to_plain
 from poolmeter.model.snapshot import Snapshot, SourceHealth
 from poolmeter.native import native_path
@@ -276,8 +277,19 @@ def test_what_the_exporter_attributes_goes_before_what_proc_says() -> None:
 
 def golden_frame(tmp_path: Path) -> Watched:
     lost = device(1, up=False, utilization_ppm=None, memory_used_bytes=None, power_mw=None, temperature_celsius=None, allocated_ppm=250_000)
-    mig = device(2, mig=True, utilization_ppm=None, busy_us_total=None, temperature_celsius=88, allocated_ppm=0)
+    instances = (
+        MigInstance(uuid="MIG-1", gpu_instance_id=1, compute_instance_id=0, profile="3g.71gb", memory_used_bytes=5 * GIB,
+                    memory_total_bytes=71 * GIB, processes=2, activity=Activity(window_us=SECOND, graphics_ppm=420_000)),
+        MigInstance(uuid="MIG-2", gpu_instance_id=2, compute_instance_id=0, placement_start=4, placement_size=2),
+    )  # fmt: skip
+    vgpus = (Vgpu(uuid="vgpu-1", type_name="H200-8C", vm_id=HOSTILE, licensed=False, utilization_ppm=10_000),)
+    hardware = Hardware(instances=instances, vgpus=vgpus)
+    mig = device(2, mig=True, utilization_ppm=None, busy_us_total=None, temperature_celsius=88, allocated_ppm=0, hardware=hardware)
     first = snapshot(
+        functions=(
+            BusFunction(pci_bus_id="0000:41:00.0", state="not_up", driver="nvidia", device_id="10de:2335"),
+            BusFunction(pci_bus_id="0000:c1:00.0", state="passed_through", driver="vfio-pci", device_id="10de:2335"),
+        ),
         devices=(device(0), lost, mig),
         slices=(
             part("a-vision", "vision", denied_allocations_total=3),
@@ -310,11 +322,31 @@ def test_the_text_of_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     time.tzset()
 
 
+def test_parts_of_a_card_and_what_is_on_the_bus_alone(tmp_path: Path) -> None:
+    def split(busy: int, origin: str = "o") -> Snapshot:
+        part = MigInstance(uuid="MIG-1", gpu_instance_id=1, compute_instance_id=0, busy_us_total=busy)
+        return snapshot(devices=(device(0, mig=True, hardware=Hardware(origin=origin, instances=(part,))),))
+
+    made = Watched(tmp_path, first := split(0))
+    made.watch.poll()
+    assert [row.use_ppm for row in made.watch.frame().cards[0].parts] == [None]
+    made.say(second := dataclasses.replace(split(250_000), taken_us=first.taken_us + SECOND))
+    assert [row.use_ppm for row in made.watch.frame().cards[0].parts] == [250_000]
+    made.say(dataclasses.replace(split(999_999, "another"), taken_us=second.taken_us + SECOND))
+    assert [row.use_ppm for row in made.watch.frame().cards[0].parts] == [None]
+    frame = golden_frame(tmp_path).watch.frame()
+    told = {row.id: dict(details(row)) for row in card_lines(frame) if isinstance(row, PartRow)}
+    assert told["0000:41:00.0"]["state"] == "not up" and "its use is unknown" in told["0000:41:00.0"]["on the bus"]
+    assert told["MIG-2"]["memory slices"] == "2 from 4" and told["MIG-2"]["processes"] == words.UNKNOWN
+    assert told["vgpu-1"]["virtual machine"] == HOSTILE  # cleaned where it is drawn, as every value is
+    assert [row.id for row in card_lines(frame, slices=False) if isinstance(row, PartRow)] == ["0000:41:00.0", "0000:c1:00.0"]
+
+
 def test_the_json_of_a_frame_fits_its_schema(tmp_path: Path) -> None:
     body = json.loads(as_json(as_report(golden_frame(tmp_path).watch.frame())))
     jsonschema.validate(body, json.loads(SCHEMA.read_text()))
     rows = body["rows"]
-    assert {row["kind"] for row in rows} == {"card", "slice", "tenant", "process"}
+    assert {row["kind"] for row in rows} == {"card", "part", "slice", "function", "tenant", "process"}
     lost = next(row for row in rows if row["kind"] == "card" and row["state"] == "lost")
     assert "use_ppm" not in lost and "memory_used_bytes" not in lost
     assert any("gpu-02" in warning for warning in body["warnings"])
