@@ -159,7 +159,7 @@ def serve(args: argparse.Namespace) -> int:
         pusher = _pusher(plan, agent)
         if pusher is not None:
             stack.callback(pusher.stop)
-        live = Live(args, plan, agent, sampler, face, guard, context)
+        live = Live(args, plan, agent, sampler, face, guard, context, lambda section: who.take(build(section, own)))
         agent.outputs = lambda: Outputs(
             sampler_restarts=sampler.restarts,
             released=agent.released_us() is not None,

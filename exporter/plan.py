@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("poolmeter.exporter")
 COMPAT = ("dcgm", "hami")
 # What the running daemon cannot change: it is built around it.
-_FIXED = ("host", "port", "consumers", "compat", "otlp_endpoint", "otlp_interval_s", "attribution")
+_FIXED = ("host", "port", "consumers", "compat", "otlp_endpoint", "otlp_interval_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +110,10 @@ class Live:
         face: "Face",
         guard: "Guard",
         context: "RotatingContext | None",
+        attribute: Callable[[AttributionSection], None],
     ) -> None:
         self.ok: bool | None = None
-        self._args, self._plan = args, plan
+        self._args, self._plan, self._attribute = args, plan, attribute
         self._agent, self._sampler, self._face, self._guard, self._context = agent, sampler, face, guard, context
 
     def reload(self) -> None:
@@ -131,6 +133,8 @@ class Live:
         later += [f"settings.{f.name}" for f in fields(Settings) if f.name in ("node", "pool") and _differs(was, now, f.name)]
         kept = replace(was.settings, interval_ms=now.settings.interval_ms, retention_days=now.settings.retention_days)
         self._agent.settings = kept
+        if was.attribution != now.attribution:
+            self._attribute(now.attribution)
         self._sampler.timeout_s = now.sampler_timeout_s
         self._face.token = self._guard.extra_token = now.token
         self._guard.config = now.web

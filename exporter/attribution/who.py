@@ -65,11 +65,20 @@ class Who:
 
     def __init__(self, sources: Sequence[Attribution], proc: Path = PROC) -> None:
         self._sources = tuple(sources)
+        # Also those that were asked before: what they said last stands in the agent's list of sources.
         self.names = frozenset(source.name for source in sources)
         self._processes = Processes(proc)
         self._known: dict[ProcessKey, Belonging] = {}
         self._joined: dict[ProcessKey, tuple[Facts, object, tuple[Claim | None, ...]]] = {}
         self._broken: dict[str, str] = {}
+        self._taken_us: int | None = None
+        self._anew = False
+
+    def take(self, other: "Who") -> None:
+        """Go on with the sources of `other`, between two ticks. What they still have to find out is waited for as for a new process."""
+        self.close()
+        self._sources, self.names = other._sources, self.names | other.names
+        self._joined, self._anew = {}, True
 
     def refresh(self, devices: Mapping[str, DeviceReading] | None, hooked: Iterable[ProcessKey], now_us: int) -> None:
         """Take the processes of this tick: those that cards list and those behind live slots."""
@@ -81,6 +90,8 @@ class Who:
         facts = self._processes.refresh(((key, frozenset(uuids)) for key, uuids in on.items()), now_us)
         names = names_of((devices or {}).values())
         self._broken = {}
+        if self._anew:
+            self._taken_us, self._anew = now_us, False
         for source in self._sources:
             self._ask(source, partial(source.refresh, facts, names), None)
         versions = tuple(self._ask(source, source.version, _BROKEN) for source in self._sources)
@@ -163,7 +174,7 @@ class Who:
             disagreements(claims, facts.devices, nested=facts.place.nested if facts.place else False),
             facts.framework,
             facts.namespace_pid,
-            not waiting or now_us - facts.first_us >= SETTLE_US,
+            not waiting or now_us - max(facts.first_us, self._taken_us or facts.first_us) >= SETTLE_US,
         )
 
 

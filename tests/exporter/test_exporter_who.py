@@ -125,6 +125,39 @@ def test_use_without_the_hook_goes_to_the_pods_tenant(pods: tuple[Node, Says]) -
             assert "tenant=" not in line and "pod=" not in line
 
 
+def test_sources_change_while_it_runs_and_what_is_not_known_yet_is_waited_for(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc").root
+    before, after = Says("kubernetes", {70: Claim(source="kubernetes", tenant="ml", namespace="ml", pod="train-0")}), Says("slurm")
+    who = Who([before], proc)
+    node = Node(tmp_path, CARD, who=lambda: who)
+
+    def tick(second: int) -> None:
+        node.sampler.change(CARD, busy_us_total=second * 400_000, processes=(process(70, 9, second * 400_000, 2 * GIB),))
+        node.tick()
+
+    for second in range(1, 21):
+        tick(second)
+    assert {item.tenant for item in snapshot_of(node).attributions} == {"ml"}
+    after.wait = True
+    closed: list[str] = []
+    before.close = lambda: closed.append("before")  # type: ignore[method-assign]
+    who.take(Who([after], proc))
+    assert closed == ["before"]
+    tick(21)
+    assert {item.tenant for item in snapshot_of(node).attributions} <= {None}
+    after.claims[70] = Claim(source="slurm", tenant="physics", job="7")
+    after.wait = False
+    for second in range(22, 61):
+        tick(second)
+    (record,) = [item for item in node.records() if isinstance(item, ProcessRecord)]
+    assert record.tenant == "physics"
+    held = {item.id: item.unaccounted_us_total for item in snapshot_of(node).holders}
+    card = next(item for item in node.records() if isinstance(item, DeviceRecord) and item.device_uuid == CARD)
+    # What was used while nobody had said yet is the new holder's, and no second is lost or twice.
+    assert held == {"job/7": 40 * 400_000} and card.unaccounted_us == 60 * 400_000
+    node.close()
+
+
 def test_a_pods_series_end_with_the_pod(pods: tuple[Node, Says]) -> None:
     node, source = pods
     source.given = (Claim(source="kubernetes", tenant="ml", namespace="ml", pod="train-0", container="main", device_uuids=(CARD, OTHER)),)

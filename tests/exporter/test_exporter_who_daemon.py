@@ -101,6 +101,13 @@ def test_a_stranger_is_told_and_a_kubelet_that_goes_is_noticed(tmp_path: Path, m
         assert 'pod="idle"' not in page  # nobody says any more that it was given the card
         kubelet.start()
         until(lambda: get(f"{url}/readyz")[0] == 200, 20)
+        # A source that is turned off asks nobody any more, and its failing is no failing.
+        kubelet.stop()
+        until(lambda: get(f"{url}/readyz")[0] == 503)
+        config.write_text(config.read_text() + 'kubernetes = "off"\n')
+        exporter.send_signal(signal.SIGHUP)
+        until(lambda: get(f"{url}/readyz")[0] == 200, 20)
+        assert 'source="kubernetes"' not in get(f"{url}/metrics")[1]
         stranger.kill()
         stranger.wait()
         until(
