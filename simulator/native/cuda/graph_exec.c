@@ -284,7 +284,6 @@ CUresult CUDAAPI cuGraphLaunch(CUgraphExec e, CUstream handle) {
     REQUIRE(rc == CUDA_SUCCESS, rc);
     if (capture_active(s)) { /* becomes a child of the graph being captured */
         struct graph_work work = {.kind = WORK_CHILD, .child = graph_copy(e->graph)};
-        REQUIRE(work.child != NULL, CUDA_ERROR_OUT_OF_MEMORY);
         return capture_add(s, &work);
     }
     rc = take_memory(e);

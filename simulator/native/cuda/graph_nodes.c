@@ -138,12 +138,19 @@ CUresult CUDAAPI cuGraphMemcpyNodeGetParams(CUgraphNode n, CUDA_MEMCPY3D *p) {
     return CUDA_SUCCESS;
 }
 
+static CUresult set_work(struct graph_work *work, const CUDA_MEMSET_NODE_PARAMS *p) {
+    REQUIRE(p != NULL && (p->elementSize == 1 || p->elementSize == 2 || p->elementSize == 4), CUDA_ERROR_INVALID_VALUE);
+    *work = (struct graph_work){.kind = WORK_SET, .set = *p};
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
                                       const CUDA_MEMSET_NODE_PARAMS *p, CUcontext ctx) {
     ENTER(cuGraphAddMemsetNode);
     (void)ctx;
-    REQUIRE(p != NULL && (p->elementSize == 1 || p->elementSize == 2 || p->elementSize == 4), CUDA_ERROR_INVALID_VALUE);
-    struct graph_work work = {.kind = WORK_SET, .set = *p};
+    struct graph_work work;
+    CUresult rc = set_work(&work, p);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
     return graph_add(g, deps, count, &work, out);
 }
 
@@ -156,11 +163,19 @@ CUresult CUDAAPI cuGraphMemsetNodeGetParams(CUgraphNode n, CUDA_MEMSET_NODE_PARA
 
 /* --- host functions, child graphs, events ------------------------------------------------------------------------- */
 
+static CUresult host_work(struct graph_work *work, CUhostFn fn, void *data) {
+    REQUIRE(fn != NULL, CUDA_ERROR_INVALID_VALUE);
+    *work = (struct graph_work){.kind = WORK_HOST, .host = fn, .host_data = data};
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
                                     const CUDA_HOST_NODE_PARAMS *p) {
     ENTER(cuGraphAddHostNode);
-    REQUIRE(p != NULL && p->fn != NULL, CUDA_ERROR_INVALID_VALUE);
-    struct graph_work work = {.kind = WORK_HOST, .host = p->fn, .host_data = p->userData};
+    REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
+    struct graph_work work;
+    CUresult rc = host_work(&work, p->fn, p->userData);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
     return graph_add(g, deps, count, &work, out);
 }
 
@@ -182,8 +197,6 @@ CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph g, const CUg
     ENTER(cuGraphAddChildGraphNode);
     REQUIRE(graph_valid(child), CUDA_ERROR_INVALID_VALUE);
     struct graph_work work = {.kind = WORK_CHILD, .child = graph_copy(child)};
-    REQUIRE(work.child != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    work.child->owned = true;
     return graph_add(g, deps, count, &work, out);
 }
 
@@ -194,11 +207,18 @@ CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode n, CUgraph *out) {
     return CUDA_SUCCESS;
 }
 
+static CUresult event_work(struct graph_work *work, bool record, CUevent event) {
+    REQUIRE(event != NULL && event->magic == MAGIC_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    *work = (struct graph_work){.kind = record ? WORK_RECORD : WORK_WAIT, .event = event};
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
                                            CUevent event) {
     ENTER(cuGraphAddEventRecordNode);
-    REQUIRE(event != NULL && event->magic == MAGIC_EVENT, CUDA_ERROR_INVALID_HANDLE);
-    struct graph_work work = {.kind = WORK_RECORD, .event = event};
+    struct graph_work work;
+    CUresult rc = event_work(&work, true, event);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
     return graph_add(g, deps, count, &work, out);
 }
 
@@ -212,8 +232,9 @@ CUresult CUDAAPI cuGraphEventRecordNodeGetEvent(CUgraphNode n, CUevent *event) {
 CUresult CUDAAPI cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
                                          CUevent event) {
     ENTER(cuGraphAddEventWaitNode);
-    REQUIRE(event != NULL && event->magic == MAGIC_EVENT, CUDA_ERROR_INVALID_HANDLE);
-    struct graph_work work = {.kind = WORK_WAIT, .event = event};
+    struct graph_work work;
+    CUresult rc = event_work(&work, false, event);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
     return graph_add(g, deps, count, &work, out);
 }
 
@@ -288,18 +309,15 @@ static CUresult add_node(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, s
         rc = copy_work(&work, &p->memcpy.copyParams);
         break;
     case CU_GRAPH_NODE_TYPE_MEMSET:
-        work.kind = WORK_SET;
-        work.set = (CUDA_MEMSET_NODE_PARAMS){.dst = p->memset.dst,
-                                             .pitch = p->memset.pitch,
-                                             .value = p->memset.value,
-                                             .elementSize = p->memset.elementSize,
-                                             .width = p->memset.width,
-                                             .height = p->memset.height};
+        rc = set_work(&work, &(CUDA_MEMSET_NODE_PARAMS){.dst = p->memset.dst,
+                                                        .pitch = p->memset.pitch,
+                                                        .value = p->memset.value,
+                                                        .elementSize = p->memset.elementSize,
+                                                        .width = p->memset.width,
+                                                        .height = p->memset.height});
         break;
     case CU_GRAPH_NODE_TYPE_HOST:
-        work.kind = WORK_HOST;
-        work.host = p->host.fn;
-        work.host_data = p->host.userData;
+        rc = host_work(&work, p->host.fn, p->host.userData);
         break;
     case CU_GRAPH_NODE_TYPE_GRAPH:
         REQUIRE(graph_valid(p->graph.graph), CUDA_ERROR_INVALID_VALUE);
@@ -309,12 +327,10 @@ static CUresult add_node(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, s
     case CU_GRAPH_NODE_TYPE_EMPTY:
         break;
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-        work.kind = WORK_RECORD;
-        work.event = p->eventRecord.event;
+        rc = event_work(&work, true, p->eventRecord.event);
         break;
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-        work.kind = WORK_WAIT;
-        work.event = p->eventWait.event;
+        rc = event_work(&work, false, p->eventWait.event);
         break;
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
         CUDA_MEM_ALLOC_NODE_PARAMS a = {.poolProps = p->alloc.poolProps, .bytesize = p->alloc.bytesize};
