@@ -105,19 +105,27 @@ CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode n, const CUDA_KERNEL_NOD
 
 /* --- copies and fills --------------------------------------------------------------------------------------------- */
 
+/* Where a side of a linear copy begins, if all of it lies in the memory. */
+static bool side_ok(uintptr_t base, size_t x, size_t bytes, uintptr_t *out) {
+    size_t end;
+    *out = base + x;
+    return !__builtin_add_overflow(x, bytes, &end) && memory_range_ok(base, end);
+}
+
 /* A linear copy between two unpitched pointers; arrays and pitched layouts are refused loudly by their own calls. */
 static CUresult copy_work(struct graph_work *work, const CUDA_MEMCPY3D *p) {
     REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(p->srcMemoryType != CU_MEMORYTYPE_ARRAY && p->dstMemoryType != CU_MEMORYTYPE_ARRAY,
             CUDA_ERROR_NOT_SUPPORTED);
-    memset(work, 0, sizeof *work);
-    work->kind = WORK_COPY;
-    work->copy3d = *p;
-    work->from = p->srcMemoryType == CU_MEMORYTYPE_HOST ? p->srcHost : (const void *)(uintptr_t)p->srcDevice;
-    work->to = p->dstMemoryType == CU_MEMORYTYPE_HOST ? p->dstHost : (void *)(uintptr_t)p->dstDevice;
-    work->from = (const char *)work->from + p->srcXInBytes;
-    work->to = (char *)work->to + p->dstXInBytes;
-    work->bytes = p->WidthInBytes * (p->Height ? p->Height : 1) * (p->Depth ? p->Depth : 1);
+    uintptr_t from = p->srcMemoryType == CU_MEMORYTYPE_HOST ? (uintptr_t)p->srcHost : (uintptr_t)p->srcDevice;
+    uintptr_t to = p->dstMemoryType == CU_MEMORYTYPE_HOST ? (uintptr_t)p->dstHost : (uintptr_t)p->dstDevice;
+    size_t bytes;
+    REQUIRE(!__builtin_mul_overflow(p->WidthInBytes, p->Height ? p->Height : 1, &bytes) &&
+                !__builtin_mul_overflow(bytes, p->Depth ? p->Depth : 1, &bytes) &&
+                side_ok(from, p->srcXInBytes, bytes, &from) && side_ok(to, p->dstXInBytes, bytes, &to),
+            CUDA_ERROR_INVALID_VALUE);
+    *work = (struct graph_work){
+        .kind = WORK_COPY, .copy3d = *p, .from = (const void *)from, .to = (void *)to, .bytes = bytes};
     return CUDA_SUCCESS;
 }
 

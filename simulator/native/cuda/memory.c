@@ -158,8 +158,11 @@ CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
 static CUresult pitch_alloc(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {
     REQUIRE(out != NULL && pitch != NULL && width > 0 && height > 0, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(element == 4 || element == 8 || element == 16, CUDA_ERROR_INVALID_VALUE);
-    *pitch = (width + 511) & ~(size_t)511;
-    return device_alloc(out, *pitch * height);
+    size_t bytes;
+    REQUIRE(!__builtin_add_overflow(width, 511, pitch), CUDA_ERROR_OUT_OF_MEMORY);
+    *pitch &= ~(size_t)511;
+    REQUIRE(!__builtin_mul_overflow(*pitch, height, &bytes), CUDA_ERROR_OUT_OF_MEMORY);
+    return device_alloc(out, bytes);
 }
 
 CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
@@ -279,7 +282,7 @@ CUresult CUDAAPI cuMemFreeHost(void *at) {
 
 CUresult CUDAAPI cuMemHostRegister_v2(void *at, size_t bytes, unsigned int flags) {
     ENTER(cuMemHostRegister_v2);
-    REQUIRE(at != NULL && bytes > 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(at != NULL && bytes > 0 && bytes <= UINTPTR_MAX - (uintptr_t)at, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(context_valid(current_context()), CUDA_ERROR_INVALID_CONTEXT);
     cuda_lock();
     bool taken = allocation_find((uintptr_t)at) != NULL;
