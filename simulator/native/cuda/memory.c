@@ -5,7 +5,7 @@
  * allocation are stored: 80 GB of simulated memory must not take 80 GB of the host. Copies take their time on the
  * stream; their bytes move when they are submitted.
  */
-#include "state.h"
+#include "share.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -121,6 +121,7 @@ CUresult memory_release(CUdeviceptr at) {
     }
     struct allocation a = *found;
     allocation_remove(found);
+    export_drop(a.id);
     cuda_unlock();
     munmap((void *)a.base, mapped_size(a.size));
     give_back(&a);
@@ -136,6 +137,7 @@ void memory_drop_context(struct CUctx_st *ctx) { /* under our lock */
             continue;
         }
         allocation_remove(&cuda.allocations[i]);
+        export_drop(a.id);
         munmap((void *)a.base, mapped_size(a.size));
         give_back(&a);
     }
