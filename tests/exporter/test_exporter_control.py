@@ -21,21 +21,10 @@ from exporter_fakes import CARD, SECOND, Node
 
 from poolmeter.errors import BadInput, Refused, Unavailable
 from poolmeter.exporter.control import ControlSocket, ask, parse_request
-from poolmeter.native import native_path
 from poolmeter.places import NodeRun
 from poolmeter.simulator.machine import Machine
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    try:
-        native_path("sim/libnvidia-ml.so.1")
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with contextlib.closing(Machine.create("t4x2", tmp_path / "machine.sim")) as made:
-        yield made
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:

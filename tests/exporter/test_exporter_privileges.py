@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from poolmeter.errors import Refused, Unavailable
 from poolmeter.exporter.control import ControlSocket, ask
-from poolmeter.native import native_path
 from poolmeter.simulator.machine import Machine
 
 NOBODY = 65534
 ROOT = os.geteuid() == 0
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    try:
-        native_path("sim/libnvidia-ml.so.1")
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with contextlib.closing(Machine.create("t4x2", tmp_path / "machine.sim")) as made:
-        yield made
 
 
 @pytest.fixture

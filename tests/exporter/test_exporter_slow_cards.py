@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from poolmeter.clock import SystemClock
-from poolmeter.errors import Unavailable
 from poolmeter.exporter.agent import Agent, Settings
 from poolmeter.exporter.render import Renderer
 from poolmeter.exporter.sampling import SamplerProcess
@@ -28,10 +27,6 @@ MakeMachine = Callable[..., Machine]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[MakeMachine]:
-    try:
-        native_path("sim/libnvidia-ml.so.1")
-    except Unavailable as failure:
-        pytest.skip(str(failure))
     with contextlib.ExitStack() as stack:
 
         def made(name: str) -> Machine:
