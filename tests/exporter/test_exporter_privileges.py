@@ -1,8 +1,9 @@
 """What the exporter can do as whom: as a user of no rights, with the one capability that the reference names, as root."""
 
+import configparser
 import contextlib
-import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,14 @@ def run(tmp_path: Path, machine: Machine) -> Path:
     node.run.allocations.chmod(0o711)
     node.run.retired.chmod(0o711)
     return node.run.root
+
+
+def service(unit: str) -> dict[str, str]:
+    """What the [Service] section of a systemd unit sets, each name once."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[method-assign, assignment]  # the case of names counts
+    parser.read_string(unit)
+    return dict(parser["Service"])
 
 
 def interpreter(folder: Path, user: int | None) -> tuple[str, dict[str, str]]:
@@ -152,7 +161,14 @@ def test_it_writes_where_it_is_told_to_and_nowhere_else(tmp_path: Path, machine:
     assert listing() == before and not (tmp_path / "data").exists()
 
 
-def test_the_reference_names_what_the_unit_gives(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "exporter-privileges.md").read_text()
-    assert "CAP_DAC_READ_SEARCH" in page and "NoNewPrivileges" in page
-    assert json.dumps("AmbientCapabilities=CAP_DAC_READ_SEARCH")[1:-1] in page
+def test_the_reference_names_what_the_unit_gives() -> None:
+    """The unit starts the exporter as root with fewer rights, and the page's block is what makes it a user of its own."""
+    top = Path(__file__).parents[2]
+    page = (top / "docs" / "reference" / "exporter-privileges.md").read_text()
+    assert "Root is the default of the unit in `deploy/systemd/`, under `NoNewPrivileges` and a read-only system." in page
+    unit = service(top.joinpath("deploy", "systemd", "poolmeter-exporter.service").read_text())
+    assert unit["NoNewPrivileges"] == "yes" and unit["ProtectSystem"] == "strict"
+    assert not {"User", "DynamicUser", "AmbientCapabilities", "CapabilityBoundingSet"} & unit.keys()
+    (block,) = re.findall(r"```ini\n# /etc/systemd/system/poolmeter-exporter\.service\.d/user\.conf\n(.*?)```", page, re.DOTALL)
+    capability = "CAP_DAC_READ_SEARCH"
+    assert service(block) == {"User": "poolmeter", "AmbientCapabilities": capability, "CapabilityBoundingSet": capability}
