@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,10 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
-def run(tmp_path: Path, machine: Machine) -> Path:
+def run(tmp_path: Path, machine: Machine, request: pytest.FixtureRequest) -> Path:
     """A run folder with an allocation on the machine's first card, with the modes that the enforcer gives as root."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if ROOT and not folder.stat().st_mode & 0o001:
-            with contextlib.suppress(OSError):
-                folder.chmod(0o711)  # pytest's folders are for their owner alone
+    if ROOT:
+        request.getfixturevalue("open_tmp_path")
     uuid = machine.uuid(0)
     node = Node(tmp_path / "node", uuid)
     node.create("a", memory=2 * GIB, uuids=(uuid,))
@@ -110,6 +109,17 @@ def test_a_meter_that_may_not_be_read_is_no_meter_of_zeros(tmp_path: Path, machi
     assert not {"poolmeter_slice_busy_seconds_total", "poolmeter_slice_memory_used_bytes", "poolmeter_slice_processes"} & found.keys()
     states = {dict(labels)["state"]: value for labels, value in found["poolmeter_slice_state"].items()}
     assert states["unknown"] == 1
+
+
+def test_folders_that_are_not_the_tests_keep_their_modes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    tmp_path.parent.chmod(0o700)  # as pytest makes it; a test before may have opened it
+    before = [folder.stat().st_mode for folder in tmp_path.parents]
+    with pytest.raises(pytest.skip.Exception, match="is closed to other users"):
+        request.getfixturevalue("open_tmp_path")
+    assert [folder.stat().st_mode for folder in tmp_path.parents] == before
 
 
 @pytest.mark.skipif(not ROOT or shutil.which("setpriv") is None, reason="needs root and setpriv (Debian: util-linux)")

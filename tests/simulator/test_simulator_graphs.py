@@ -188,7 +188,7 @@ say(**found)
 """,
     )
     assert answer.pop("deep") == 1
-    assert answer == dict.fromkeys(("single", "clone", "any", "any_v2", "captured", "nested"), [1, 0])
+    assert answer == {name: [1, 0] for name in ("single", "clone", "any", "any_v2", "captured", "nested")}
 
 
 def test_a_node_of_any_kind_is_refused_what_the_single_calls_refuse(make_machine: MakeMachine, run_program: RunProgram) -> None:
