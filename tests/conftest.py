@@ -5,7 +5,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,19 +42,24 @@ def rounds() -> Callable[[int, int], Iterator[int]]:
     return count
 
 
-@pytest.fixture
-def seen_by_others() -> None:
-    """Skips where another user could not run what is installed here, because it lies in somebody's own folder."""
-    for folder in (Path(sys.prefix), *Path(sys.prefix).parents):
+def skip_where_closed(folders: Iterable[Path]) -> None:
+    for folder in folders:
         if not folder.stat().st_mode & 0o001:
             pytest.skip(f"{folder} is closed to other users")
 
 
 @pytest.fixture
+def seen_by_others() -> None:
+    """Skips where another user could not run what is installed here, because it lies in somebody's own folder."""
+    skip_where_closed((Path(sys.prefix), *Path(sys.prefix).parents))
+
+
+@pytest.fixture
 def open_tmp_path(tmp_path: Path) -> Path:
-    """A folder of the test's own that other users can enter; pytest's own folders are closed to them."""
+    """A folder of the test's own that other users can enter; pytest's own folders are closed to them, and nobody else's are opened."""
     for folder in (tmp_path, *tmp_path.parents):
-        if folder == Path(tempfile.gettempdir()) or len(folder.parts) < 3:
+        if folder != tmp_path and Path(tempfile.gettempdir()).resolve() not in folder.parents:
             break
         folder.chmod(folder.stat().st_mode | 0o055)
+    skip_where_closed(tmp_path.parents)
     return tmp_path

@@ -23,6 +23,8 @@ POD_UID = "11111111-2222-3333-4444-555555555555"
 OTHER_UID = "99999999-2222-3333-4444-555555555555"
 CID = "a" * 64
 CID2 = "b" * 64
+PATH = f"/kubepods.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/cri-containerd-{CID}.scope"
+MAP = b"7f0000000000-7f0000001000 r-xp 00000000 08:01 123   %s\n"
 
 
 def until(condition: Callable[[], object], seconds: float = 10.0) -> None:

@@ -1,5 +1,6 @@
-"""A node per test."""
+"""A node and a simulated machine per test."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from exporter_fakes import Node
 
+from poolmeter.simulator.machine import Machine
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
@@ -17,3 +20,10 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made = Node(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """A simulated machine with two T4."""
+    with contextlib.closing(Machine.create("t4x2", tmp_path / "machine.sim")) as made:
+        yield made

@@ -8,9 +8,7 @@ import pytest
 from exporter_fakes import GIB
 from test_exporter_simulated import Watched
 
-from poolmeter.errors import Unavailable
 from poolmeter.model.usage import DeviceRecord, ProcessRecord, SliceRecord
-from poolmeter.native import native_path
 from poolmeter.simulator.configuration import parse_machine
 from poolmeter.simulator.machine import Machine
 
@@ -18,11 +16,6 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def made(tmp_path: Path, head: str = "", card: str = "") -> Machine:
-    try:
-        native_path("sim/libnvidia-ml.so.1")
-        native_path("libpoolmeter_hook.so")
-    except Unavailable as error:
-        pytest.skip(str(error))
     config = parse_machine(f'[machine]\nname="amounts"\n{head}\n[[card]]\nmemory="16GiB"\n{card}\n', "amounts.toml")
     return Machine.create(config, tmp_path / "machine.sim")
 

@@ -17,13 +17,11 @@ from exporter_fakes import CARD, Meter, Node
 from exporter_top_fakes import device, part, process, snapshot
 
 from poolmeter import cli
-from poolmeter.errors import Unavailable
 from poolmeter.exporter.doctor import driver, node, services
 from poolmeter.exporter.doctor.commands import as_text
 from poolmeter.exporter.doctor.finding import Finding, Machine, State, Subject, problem
 from poolmeter.model.plain import to_plain
 from poolmeter.model.snapshot import Snapshot, SourceHealth
-from poolmeter.native import native_path
 from poolmeter.pages import layout
 from poolmeter.simulator.machine import Machine as Simulated
 
@@ -37,43 +35,33 @@ def state_of(found: list[Finding] | Iterator[Finding], check: str) -> tuple[Stat
     return item.state, item.found, item.fix
 
 
-@pytest.fixture
-def simulated(tmp_path: Path) -> Iterator[Simulated]:
-    try:
-        native_path("sim/libnvidia-ml.so.1")
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with closing(Simulated.create("t4x2", tmp_path / "machine.sim")) as made:
-        yield made
+def subject_of(machine: Simulated | None, run: Path = Path("/nonexistent")) -> Subject:
+    return Subject("node-a", run, NOWHERE, machine.environment() if machine else None)
 
 
-def subject_of(simulated: Simulated | None, run: Path = Path("/nonexistent")) -> Subject:
-    return Subject("node-a", run, NOWHERE, simulated.environment() if simulated else None)
-
-
-def looked_at(simulated: Simulated, timeout_s: float = 30.0) -> list[Finding]:
+def looked_at(machine: Simulated, timeout_s: float = 30.0) -> list[Finding]:
     """What the doctor finds on a simulated machine."""
-    subject = subject_of(simulated)
+    subject = subject_of(machine)
     return list(driver.findings(subject, Machine(), driver.ask(subject, True, timeout_s)))
 
 
-def test_a_healthy_machine_is_only_asked(simulated: Simulated) -> None:
-    found = looked_at(simulated)
+def test_a_healthy_machine_is_only_asked(machine: Simulated) -> None:
+    found = looked_at(machine)
     assert {item.check for item in found} == {
         "driver library", "cuda library", *(f"card {i}{what}" for i in (0, 1) for what in ("", " persistence", " accounting")),
     }  # fmt: skip
     assert all(item.state is State.OK for item in found), found
-    calls = simulated.calls()
+    calls = machine.calls()
     assert calls and not any(name.startswith("cu") for name in calls), "no CUDA driver call, so no context"
     assert not any("Set" in name or "Clear" in name or "Reset" in name for name in calls)
 
 
-def test_without_waking_no_card_is_asked(simulated: Simulated) -> None:
-    subject = subject_of(simulated)
+def test_without_waking_no_card_is_asked(machine: Simulated) -> None:
+    subject = subject_of(machine)
     found = list(driver.findings(subject, Machine(), driver.ask(subject, False, 30.0)))
     state, text, fix = state_of(found, "cards")
     assert state is State.UNKNOWN and "2 cards" in text and fix == "poolmeter doctor --wake"
-    assert not any(name.startswith("nvmlDeviceGet") and name != "nvmlDeviceGetCount_v2" for name in simulated.calls())
+    assert not any(name.startswith("nvmlDeviceGet") and name != "nvmlDeviceGetCount_v2" for name in machine.calls())
 
 
 def test_no_library(tmp_path: Path) -> None:
@@ -95,30 +83,30 @@ def test_no_library(tmp_path: Path) -> None:
     [(18, "expected the same", "sudo reboot"), (9, "no driver is loaded", "sudo modprobe nvidia"), (4, "may not use", "ls -l /dev/nvidia*"),
      (999, "does not start", "nvidia-smi")],
 )  # fmt: skip
-def test_a_driver_that_does_not_start(simulated: Simulated, code: int, words: str, fix: str) -> None:
-    simulated.script("nvmlInit*", code=code)
-    state, text, mend = state_of(looked_at(simulated), "driver library")
+def test_a_driver_that_does_not_start(machine: Simulated, code: int, words: str, fix: str) -> None:
+    machine.script("nvmlInit*", code=code)
+    state, text, mend = state_of(looked_at(machine), "driver library")
     assert state is State.PROBLEM and words in text and mend == fix
 
 
-def test_a_lost_card_hides_no_other(simulated: Simulated) -> None:
-    simulated.lose(0)
-    found = looked_at(simulated)
+def test_a_lost_card_hides_no_other(machine: Simulated) -> None:
+    machine.lose(0)
+    found = looked_at(machine)
     assert state_of(found, "card 0")[0] is State.PROBLEM and state_of(found, "card 1")[0] is State.OK
 
 
-def test_a_call_that_fails_is_not_known(simulated: Simulated) -> None:
-    simulated.script("nvmlDeviceGetPersistenceMode", device=1, code=3)
-    simulated.script("nvmlDeviceGetAccountingMode", device=1, code=999)
-    found = looked_at(simulated)
+def test_a_call_that_fails_is_not_known(machine: Simulated) -> None:
+    machine.script("nvmlDeviceGetPersistenceMode", device=1, code=3)
+    machine.script("nvmlDeviceGetAccountingMode", device=1, code=999)
+    found = looked_at(machine)
     assert state_of(found, "card 1 persistence")[0] is State.UNKNOWN and state_of(found, "card 1 accounting")[0] is State.UNKNOWN
     assert state_of(found, "card 0 persistence")[0] is State.OK
 
 
-def test_a_call_that_hangs_ends_in_time(simulated: Simulated) -> None:
-    simulated.script("nvmlSystemGetDriverVersion", delay_ms=600_000)
+def test_a_call_that_hangs_ends_in_time(machine: Simulated) -> None:
+    machine.script("nvmlSystemGetDriverVersion", delay_ms=600_000)
     began = time.monotonic()
-    state, text, _ = state_of(looked_at(simulated, 3.0), "driver library")
+    state, text, _ = state_of(looked_at(machine, 3.0), "driver library")
     assert state is State.PROBLEM and "no answer within 3 s" in text and time.monotonic() - began < 60
 
 
@@ -224,10 +212,6 @@ def test_control_groups_and_namespaces(tmp_path: Path) -> None:
 
 
 def test_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        native_path("libpoolmeter_hook.so")
-    except Unavailable as error:
-        pytest.skip(str(error))
     assert state_of(node.hook_findings(), "hook")[0] is State.OK
     monkeypatch.setenv("POOLMETER_NATIVE", str(tmp_path))
     assert "is in none of" in state_of(node.hook_findings(), "hook")[1]
@@ -423,10 +407,10 @@ def test_neighbours_are_optional() -> None:
 
 
 def test_the_command(
-    node: Node, simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    node: Node, machine: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node.create("a")
-    monkeypatch.setenv("POOLMETER_SIM_MACHINE", str(simulated.file))
+    monkeypatch.setenv("POOLMETER_SIM_MACHINE", str(machine.file))
     routes = exporter(snapshot(at_us=now_us(), processes=()), {"source": "nvml", "ok": True})
     nodes: Routes = {"/v1/nodes": lambda: (200, {"rows": [{"node": "node-a", "state": "up"}]})}
     (tmp_path / "token").write_text("t\n")
@@ -439,7 +423,7 @@ def test_the_command(
         body = json.loads(capsys.readouterr().out)
         jsonschema.validate(body, json.loads(SCHEMA.read_text()))
         assert body["totals"]["problem"] == 0 and body["totals"]["ok"] >= 15
-        simulated.script("nvmlDeviceGetComputeMode", device=0, code=3)
+        machine.script("nvmlDeviceGetComputeMode", device=0, code=3)
         (node.run.allocations / "a" / "grant").chmod(0o666)
         assert cli.dispatch(words) == 1
         text = capsys.readouterr().out

@@ -1,13 +1,14 @@
 """What the exporter can do as whom: as a user of no rights, with the one capability that the reference names, as root."""
 
+import configparser
 import contextlib
-import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from poolmeter.errors import Refused, Unavailable
 from poolmeter.exporter.control import ControlSocket, ask
-from poolmeter.native import native_path
 from poolmeter.simulator.machine import Machine
 
 NOBODY = 65534
@@ -26,22 +26,10 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    try:
-        native_path("sim/libnvidia-ml.so.1")
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with contextlib.closing(Machine.create("t4x2", tmp_path / "machine.sim")) as made:
-        yield made
-
-
-@pytest.fixture
-def run(tmp_path: Path, machine: Machine) -> Path:
+def run(tmp_path: Path, machine: Machine, request: pytest.FixtureRequest) -> Path:
     """A run folder with an allocation on the machine's first card, with the modes that the enforcer gives as root."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if ROOT and not folder.stat().st_mode & 0o001:
-            with contextlib.suppress(OSError):
-                folder.chmod(0o711)  # pytest's folders are for their owner alone
+    if ROOT:
+        request.getfixturevalue("open_tmp_path")
     uuid = machine.uuid(0)
     node = Node(tmp_path / "node", uuid)
     node.create("a", memory=2 * GIB, uuids=(uuid,))
@@ -51,6 +39,14 @@ def run(tmp_path: Path, machine: Machine) -> Path:
     node.run.allocations.chmod(0o711)
     node.run.retired.chmod(0o711)
     return node.run.root
+
+
+def service(unit: str) -> dict[str, str]:
+    """What the [Service] section of a systemd unit sets, each name once."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[method-assign, assignment]  # the case of names counts
+    parser.read_string(unit)
+    return dict(parser["Service"])
 
 
 def interpreter(folder: Path, user: int | None) -> tuple[str, dict[str, str]]:
@@ -115,6 +111,17 @@ def test_a_meter_that_may_not_be_read_is_no_meter_of_zeros(tmp_path: Path, machi
     assert states["unknown"] == 1
 
 
+def test_folders_that_are_not_the_tests_keep_their_modes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    tmp_path.parent.chmod(0o700)  # as pytest makes it; a test before may have opened it
+    before = [folder.stat().st_mode for folder in tmp_path.parents]
+    with pytest.raises(pytest.skip.Exception, match="is closed to other users"):
+        request.getfixturevalue("open_tmp_path")
+    assert [folder.stat().st_mode for folder in tmp_path.parents] == before
+
+
 @pytest.mark.skipif(not ROOT or shutil.which("setpriv") is None, reason="needs root and setpriv (Debian: util-linux)")
 def test_one_capability_is_enough_to_read_everything(tmp_path: Path, machine: Machine, run: Path) -> None:
     capability = [
@@ -164,7 +171,14 @@ def test_it_writes_where_it_is_told_to_and_nowhere_else(tmp_path: Path, machine:
     assert listing() == before and not (tmp_path / "data").exists()
 
 
-def test_the_reference_names_what_the_unit_gives(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "exporter-privileges.md").read_text()
-    assert "CAP_DAC_READ_SEARCH" in page and "NoNewPrivileges" in page
-    assert json.dumps("AmbientCapabilities=CAP_DAC_READ_SEARCH")[1:-1] in page
+def test_the_reference_names_what_the_unit_gives() -> None:
+    """The unit starts the exporter as root with fewer rights, and the page's block is what makes it a user of its own."""
+    top = Path(__file__).parents[2]
+    page = (top / "docs" / "reference" / "exporter-privileges.md").read_text()
+    assert "Root is the default of the unit in `deploy/systemd/`, under `NoNewPrivileges` and a read-only system." in page
+    unit = service(top.joinpath("deploy", "systemd", "poolmeter-exporter.service").read_text())
+    assert unit["NoNewPrivileges"] == "yes" and unit["ProtectSystem"] == "strict"
+    assert not {"User", "DynamicUser", "AmbientCapabilities", "CapabilityBoundingSet"} & unit.keys()
+    (block,) = re.findall(r"```ini\n# /etc/systemd/system/poolmeter-exporter\.service\.d/user\.conf\n(.*?)```", page, re.DOTALL)
+    capability = "CAP_DAC_READ_SEARCH"
+    assert service(block) == {"User": "poolmeter", "AmbientCapabilities": capability, "CapabilityBoundingSet": capability}

@@ -1,6 +1,5 @@
 """The exporter's own code on the simulated library: what it reads is what is true, with tenants under the real hook."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -15,7 +14,6 @@ from exporter_fakes import GIB
 
 from poolmeter import arrow
 from poolmeter.clock import SystemClock
-from poolmeter.errors import Unavailable
 from poolmeter.exporter.agent import Agent, Settings
 from poolmeter.exporter.sampling import SamplerProcess
 from poolmeter.exporter.spool import Spool
@@ -31,17 +29,6 @@ from poolmeter.simulator.machine import Machine
 from poolmeter.vendors.reading import VendorReading
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    try:
-        native_path("sim/libnvidia-ml.so.1")
-        native_path("libpoolmeter_hook.so")
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with contextlib.closing(Machine.create("t4x2", tmp_path / "machine.sim")) as made:
-        yield made
 
 
 class Watched:

@@ -1,7 +1,6 @@
 """`poolmeter top` below its screen: rates, freshness, sums, words, and the text of one frame."""
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -22,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolmeter import cli
-from poolmeter.errors import BadInput, DataError, Unavailable
+from poolmeter.errors import BadInput, DataError
 from poolmeter.exporter.top import words
 from poolmeter.exporter.top.attribution import named, place_of
 from poolmeter.exporter.top.columns import line, place
@@ -44,7 +43,6 @@ from poolmeter.exporter.top.rows import UNACCOUNTED, PartRow
 from poolmeter.model.hardware import Activity, BusFunction, Hardware, MigInstance, Vgpu
 from poolmeter.model.plain import to_plain
 from poolmeter.model.snapshot import Snapshot, SourceHealth
-from poolmeter.native import native_path
 from poolmeter.report import as_json
 from poolmeter.simulator.machine import Machine
 
@@ -445,49 +443,42 @@ def test_what_the_frame_costs_does_not_grow_with_time(tmp_path: Path) -> None:
     assert isinstance(history.snapshot, Snapshot) and not made.watch._host._seen
 
 
-def test_a_real_exporter_on_a_simulated_card(tmp_path: Path) -> None:
+def test_a_real_exporter_on_a_simulated_card(tmp_path: Path, machine: Machine) -> None:
     """A program without the hook on the simulated card, as `poolmeter top --once` shows it through a real exporter."""
-    try:
-        native_path("sim/libnvidia-ml.so.1")
-    except Unavailable as error:
-        pytest.skip(str(error))
     ready, run = tmp_path / "ready", tmp_path / "run"
-    with contextlib.closing(Machine.create("t4x2", tmp_path / "machine.sim")) as machine:
-        environment = {**machine.environment(), "POOLMETER_RUN": str(run), "POOLMETER_DATA": str(tmp_path / "data")}
+    environment = {**machine.environment(), "POOLMETER_RUN": str(run), "POOLMETER_DATA": str(tmp_path / "data")}
 
-        def start(*words: str) -> subprocess.Popen[bytes]:
-            return subprocess.Popen([sys.executable, "-m", "poolmeter.cli", *words], env=environment, stdout=subprocess.DEVNULL)
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "poolmeter.cli", *words], env=environment, stdout=subprocess.DEVNULL)
 
-        children = [start("exporter", "--simulate", "--name", "node-a", "--port", "0", "--ready-file", str(ready))]
-        try:
-            children.append(start("simulate", "tenant", "--kernel-us", "1000", "--seconds", "60", "--allocate", "1G"))
-            deadline = time.monotonic() + 60
-            rows: list[dict[str, object]] = []
-            while not any(row["kind"] == "process" and row.get("use_ppm", 0) > 500_000 for row in rows):  # type: ignore[operator]
-                assert time.monotonic() < deadline, rows
-                if not ready.exists():
-                    time.sleep(0.1)
-                    continue
-                words = [
-                    "top",
-                    "--once",
-                    "--exporter",
-                    json.loads(ready.read_text())["url"],
-                    "--format",
-                    "json",
-                    "--output",
-                    str(tmp_path / "o"),
-                ]
-                assert cli.dispatch(words) == 0
-                rows = json.loads((tmp_path / "o").read_text())["rows"]
-            (shown,) = [row for row in rows if row["kind"] == "process"]
-            assert (
-                shown["hooked"] is False and shown["host_rss_bytes"] and "tenant" in str(shown["command"]) and shown["framework"] == "CUDA"
-            )
-            cards = [row for row in rows if row["kind"] == "card"]
-            assert [card["state"] for card in cards] == ["ok", "ok"] and cards[0]["use_ppm"] > 500_000 and cards[1]["use_ppm"] == 0  # type: ignore[operator]
-            assert cards[0]["memory_used_bytes"] >= GIB and cards[0]["temperature_celsius"]  # type: ignore[operator]
-        finally:
-            for child in reversed(children):
-                child.terminate()
-                child.wait()
+    children = [start("exporter", "--simulate", "--name", "node-a", "--port", "0", "--ready-file", str(ready))]
+    try:
+        children.append(start("simulate", "tenant", "--kernel-us", "1000", "--seconds", "60", "--allocate", "1G"))
+        deadline = time.monotonic() + 60
+        rows: list[dict[str, object]] = []
+        while not any(row["kind"] == "process" and row.get("use_ppm", 0) > 500_000 for row in rows):  # type: ignore[operator]
+            assert time.monotonic() < deadline, rows
+            if not ready.exists():
+                time.sleep(0.1)
+                continue
+            words = [
+                "top",
+                "--once",
+                "--exporter",
+                json.loads(ready.read_text())["url"],
+                "--format",
+                "json",
+                "--output",
+                str(tmp_path / "o"),
+            ]
+            assert cli.dispatch(words) == 0
+            rows = json.loads((tmp_path / "o").read_text())["rows"]
+        (shown,) = [row for row in rows if row["kind"] == "process"]
+        assert shown["hooked"] is False and shown["host_rss_bytes"] and "tenant" in str(shown["command"]) and shown["framework"] == "CUDA"
+        cards = [row for row in rows if row["kind"] == "card"]
+        assert [card["state"] for card in cards] == ["ok", "ok"] and cards[0]["use_ppm"] > 500_000 and cards[1]["use_ppm"] == 0  # type: ignore[operator]
+        assert cards[0]["memory_used_bytes"] >= GIB and cards[0]["temperature_celsius"]  # type: ignore[operator]
+    finally:
+        for child in reversed(children):
+            child.terminate()
+            child.wait()

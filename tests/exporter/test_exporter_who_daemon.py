@@ -10,28 +10,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attribution_fakes import FakeKubelet, pod, short_folder, until
 
-from poolmeter.errors import Unavailable
-from poolmeter.native import native_path
 from poolmeter.simulator.machine import Machine
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    try:
-        native_path("sim/libnvidia-ml.so.1")
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with contextlib.closing(Machine.create("t4x2", tmp_path / "machine.sim")) as made:
-        yield made
 
 
 def get(url: str) -> tuple[int, str]:

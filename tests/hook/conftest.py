@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from poolmeter.native import native_path
 from poolmeter.pages.grant import DeviceGrant, Grant, write_grant
 from poolmeter.pages.meter import DeviceCounters, create_meter, read_meter
 from poolmeter.simulator.machine import Machine
+from poolmeter.simulator.tenant import TenantPlan, tenant_program
 
 ROOT = Path(__file__).resolve().parents[2]
 HOOK = ROOT / "enforcer" / "native" / "hook"
@@ -42,6 +43,7 @@ ACCOUNTING = (
 )
 PATHS_PROGRAM = Path(__file__).parent / "paths_program.py"
 DEVICE = "GPU-00000000-0000-0000-0000-000000000001"
+PRELUDE = "import ctypes, json, os, signal, sys, time\nfrom poolmeter.simulator.driver import Driver, DriverError\n"
 
 
 def build(target: Path, *sources: Path, flags: tuple[str, ...] = ()) -> Path:
@@ -135,3 +137,68 @@ def bench(tmp_path: Path) -> Callable[..., Bench]:
         return Bench(here, folder)
 
     return make
+
+
+@dataclass
+class Pair:
+    """A machine of two cards, and the allocations on it."""
+
+    machine: Machine
+    root: Path
+
+    @property
+    def uuids(self) -> tuple[str, str]:
+        return self.machine.uuid(0), self.machine.uuid(1)
+
+    def allocation(self, name: str, *devices: DeviceGrant) -> Path:
+        folder = self.root / "allocations" / name
+        folder.mkdir(parents=True)
+        write_grant(folder / "grant", Grant(name, devices))
+        create_meter(folder / "meter", [device.uuid for device in devices])
+        return folder
+
+    def start(self, folder: Path, *words: str, **extra: str) -> "subprocess.Popen[str]":
+        hook = {"LD_PRELOAD": str(native_path("libpoolmeter_hook.so")), "POOLMETER_ALLOCATION_DIR": str(folder)}
+        environment = self.machine.environment() | hook | extra
+        return subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def python(self, folder: Path, source: str, *words: str, **extra: str) -> "subprocess.Popen[str]":
+        return self.start(folder, sys.executable, "-c", PRELUDE + source, *words, **extra)
+
+    def answer(self, folder: Path, source: str, *words: str, **extra: str) -> dict[str, int]:
+        process = self.python(folder, source, *words, **extra)
+        output = process.communicate(timeout=60)[0]
+        assert process.returncode == 0
+        told: dict[str, int] = json.loads(output.splitlines()[-1])
+        return told
+
+    def tenant(self, folder: Path, plan: TenantPlan, **extra: str) -> "subprocess.Popen[str]":
+        return self.start(folder, str(tenant_program(plan.resolve)), *plan.words(), **extra)
+
+    def share(self, process: "subprocess.Popen[str]") -> dict[int, float]:
+        """Percent of each card's time that the ended tenant had."""
+        report = json.loads(process.communicate(timeout=60)[0].splitlines()[-1])
+        assert process.returncode == 0 and report["cuda_error"] is None
+        self.machine.advance()
+        mine = [truth for truth in self.machine.truth() if truth.pid == report["pid"] and truth.busy_ns]
+        return {truth.device: 100 * truth.busy_ns / 1e9 / report["wall_seconds"] for truth in mine}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Callable[..., Pair]]:
+    machines: list[Machine] = []
+
+    def make(clock: str = "virtual", participants: int | None = None) -> Pair:
+        machines.append(Machine.create("t4x2", tmp_path / f"machine-{len(machines)}", clock=clock, participants=participants))
+        (tmp_path / "devices").mkdir(exist_ok=True)
+        return Pair(machines[-1], tmp_path)
+
+    yield make
+    for machine in machines:
+        machine.close()
+
+
+def first_line(process: "subprocess.Popen[str]") -> dict[str, int]:
+    assert process.stdout is not None
+    told: dict[str, int] = json.loads(process.stdout.readline())
+    return told

@@ -195,6 +195,32 @@ class MapInfo(Structure):
     ]
 
 
+class IpcHandle(Structure):
+    """CUipcMemHandle, which goes by value."""
+
+    _fields_ = [("reserved", ctypes.c_ubyte * 64)]
+
+
+class ExternalHandle(Structure):
+    """CUDA_EXTERNAL_MEMORY_HANDLE_DESC of a descriptor."""
+
+    _fields_ = [
+        ("type", c_int),
+        ("fill", c_int),
+        ("fd", c_int),
+        ("pad", c_char * 12),
+        ("size", c_uint64),
+        ("flags", c_uint),
+        ("rest", c_uint * 16),
+    ]
+
+
+class ExternalBuffer(Structure):
+    """CUDA_EXTERNAL_MEMORY_BUFFER_DESC."""
+
+    _fields_ = [("offset", c_uint64), ("size", c_uint64), ("flags", c_uint), ("rest", c_uint * 16)]
+
+
 class Cuda:
     """The driver, found as programs find it."""
 

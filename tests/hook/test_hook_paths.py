@@ -1,5 +1,6 @@
 """What takes memory or copies besides the plain calls, under the hook on the simulated driver."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from poolmeter.pages.grant import DeviceGrant, Grant, write_grant
 from .conftest import Bench, finish
 
 MIB = 1 << 20
+SHARING_PROGRAM = Path(__file__).parent / "sharing_program.py"
 
 # ---- memory of every kind ------------------------------------------------------------------------------------------
 
@@ -168,10 +170,10 @@ def test_limits_of_a_context_are_overhead_beyond_what_it_began_with(bench: Calla
 def test_imported_memory_is_charged_to_its_exporter_alone(bench: Callable[..., Bench], tmp_path: Path) -> None:
     here = bench(memory=64 * MIB)
     path = tmp_path / "socket"
-    exporting = here.start("exporter", str(path))
+    exporting = here.program(sys.executable, "-S", str(SHARING_PROGRAM), "exporter", str(path))
     while not path.exists():
         assert exporting.poll() is None
-    importing = here.start("importer", str(path))
+    importing = here.program(sys.executable, "-S", str(SHARING_PROGRAM), "importer", str(path))
     answer = finish(importing)
     shared, own = 7 * MIB, 8 * MIB
     assert answer.pop("byte") == 42

@@ -137,3 +137,87 @@ say(too_wide=cu.status("cuLaunchKernel", f, 1, 1, 1, 2048, 1, 1, 0, s, params, N
     assert answer == {"too_wide": 1, "no_grid": 1, "no_params": 1, "no_function": 400, "too_many": 720}
     (truth,) = machine.truth()
     assert truth.kernels == 7
+
+
+NODES = """
+cu.open()
+class Node(ctypes.Structure):
+    _fields_ = [("type", c_int), ("reserved", c_int * 3), ("words", c_uint64 * 28), ("last", c_uint64)]
+MEMSET, HOST, GRAPH, WAIT, RECORD = 2, 3, 4, 6, 7
+def node(kind, *words):
+    return byref(Node(kind, (c_int * 3)(), (c_uint64 * 28)(*words)))
+def graph():
+    made = c_void_p(); cu("cuGraphCreate", byref(made), 0)
+    return made
+none = c_size_t(0)
+"""
+
+
+def test_a_child_graph_belongs_to_its_parent_however_it_came_there(make_machine: MakeMachine, run_program: RunProgram) -> None:
+    """The program may not destroy it, and the parent destroys it once."""
+    answer = run_program(
+        make_machine(clock="virtual"),
+        NODES
+        + """
+s, found = cu.stream(), {}
+def child_of(parent):
+    made, count = c_void_p(), c_size_t(1)
+    cu("cuGraphGetNodes", parent, byref(made), byref(count))
+    child = c_void_p(); cu("cuGraphChildGraphNodeGetGraph", made, byref(child))
+    return child
+def destroyed(name, parent):
+    found[name] = [cu.status("cuGraphDestroy", child_of(parent)), cu.status("cuGraphDestroy", parent)]
+inner, made = graph(), c_void_p()
+cu("cuGraphAddEmptyNode", byref(made), inner, None, none)
+parent = graph(); cu("cuGraphAddChildGraphNode", byref(made), parent, None, none, inner)
+clone = c_void_p(); cu("cuGraphClone", byref(clone), parent)
+destroyed("single", parent); destroyed("clone", clone)
+parent = graph(); cu("cuGraphAddNode", byref(made), parent, None, none, node(GRAPH, inner.value)); destroyed("any", parent)
+parent = graph(); cu("cuGraphAddNode_v2", byref(made), parent, None, None, none, node(GRAPH, inner.value)); destroyed("any_v2", parent)
+e = c_void_p(); cu("cuGraphInstantiateWithFlags", byref(e), inner, c_uint64(0))
+cu("cuStreamBeginCapture_v2", s, 0); cu("cuGraphLaunch", e, s); captured = c_void_p(); cu("cuStreamEndCapture", s, byref(captured))
+destroyed("captured", captured)
+# Each launch of an executable in a capture copies its graph: the next child is a child's child.
+parent = graph(); cu("cuGraphAddChildGraphNode", byref(made), parent, None, none, inner)
+cu("cuGraphInstantiateWithFlags", byref(e), parent, c_uint64(0))
+cu("cuStreamBeginCapture_v2", s, 0); cu("cuGraphLaunch", e, s); cu("cuStreamEndCapture", s, byref(captured))
+found["deep"] = cu.status("cuGraphDestroy", child_of(child_of(captured)))
+destroyed("nested", captured)
+cu("cuGraphDestroy", inner)
+say(**found)
+""",
+    )
+    assert answer.pop("deep") == 1
+    assert answer == {name: [1, 0] for name in ("single", "clone", "any", "any_v2", "captured", "nested")}
+
+
+def test_a_node_of_any_kind_is_refused_what_the_single_calls_refuse(make_machine: MakeMachine, run_program: RunProgram) -> None:
+    answer = run_program(
+        make_machine(clock="virtual"),
+        NODES
+        + """
+p, g, made, found = cu.allocate(4096), graph(), c_void_p(), {}
+def same(name, single, kind, *words):
+    found[name] = [single, *(cu.status(call, byref(made), g, None, *more, none, node(kind, *words)) for call, more in (("cuGraphAddNode", ()), ("cuGraphAddNode_v2", (None,))))]
+class Set(ctypes.Structure):
+    _fields_ = [("dst", c_uint64), ("pitch", c_size_t), ("value", c_uint), ("element", c_uint), ("width", c_size_t), ("height", c_size_t)]
+for element in (0, 3, 8, 2**32 - 1):
+    single = cu.status("cuGraphAddMemsetNode", byref(made), g, None, none, byref(Set(p.value, 0, 7, element, 16, 1)), None)
+    same(f"memset {element}", single, MEMSET, p.value, 0, 7 | element << 32, 16, 1)
+same("host", cu.status("cuGraphAddHostNode", byref(made), g, None, none, byref((c_uint64 * 2)())), HOST, 0, 0)
+same("record", cu.status("cuGraphAddEventRecordNode", byref(made), g, None, none, None), RECORD, 0)
+same("wait", cu.status("cuGraphAddEventWaitNode", byref(made), g, None, none, None), WAIT, 0)
+same("child", cu.status("cuGraphAddChildGraphNode", byref(made), g, None, none, None), GRAPH, 0)
+count = c_size_t(); cu("cuGraphGetNodes", g, None, byref(count))
+event = cu.event()
+taken = [cu.status("cuGraphAddNode", byref(made), g, None, none, node(*words)) for words in ((MEMSET, p.value, 0, 7 | 4 << 32, 16, 1), (RECORD, event.value), (WAIT, event.value))]
+e, s, back = c_void_p(), cu.stream(), (c_uint * 16)()
+cu("cuGraphInstantiateWithFlags", byref(e), g, c_uint64(0)); cu("cuGraphLaunch", e, s); cu("cuStreamSynchronize", s)
+cu("cuMemcpyDtoH_v2", back, p, c_size_t(64))
+say(found=found, nodes=count.value, taken=taken, back=list(back))
+""",
+    )
+    assert set(answer["found"]) == {"memset 0", "memset 3", "memset 8", f"memset {2**32 - 1}", "host", "record", "wait", "child"}
+    for name, (single, any_kind, any_kind_v2) in answer["found"].items():
+        assert single == any_kind == any_kind_v2 != 0, name
+    assert answer["nodes"] == 0 and answer["taken"] == [0, 0, 0] and answer["back"] == [7] * 16

@@ -69,3 +69,55 @@ say(kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, back=list(back.raw),
     assert answer["kib"] < 1_000_000
     assert answer["back"] == [1, 1, 1, 1]
     assert answer["over"] == 2
+
+
+def test_exported_memory_is_let_go_when_it_is_freed(make_machine: MakeMachine, run_program: RunProgram) -> None:
+    """No descriptor of it is kept, its handle opens nothing from then on, and who has it open keeps its bytes."""
+    answer = run_program(
+        make_machine(clock="real"),
+        """
+import subprocess
+cu.open()
+s, handle, spare = cu.stream(), ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
+def descriptors(): return len(os.listdir("/proc/self/fd"))
+def export(out, at): cu("cuIpcGetMemHandle", out, at)
+IMPORTER = '''
+import ctypes, sys
+from ctypes import byref, c_size_t, c_uint64
+from poolmeter.simulator.driver import Driver
+cu = Driver(); cu.open()
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
+def opened(line):
+    at = c_uint64()
+    return cu.status("cuIpcOpenMemHandle_v2", byref(at), Handle.from_buffer_copy(bytes.fromhex(line)), 1), at
+code, at = opened(sys.stdin.readline()); print(code, flush=True)
+late, _ = opened(sys.stdin.readline())
+back = ctypes.create_string_buffer(4); cu("cuMemcpyDtoH_v2", back, at, c_size_t(4))
+print(late, list(back.raw), flush=True)
+'''
+before = descriptors()
+for _ in range(20):
+    p = cu.allocate(4096); export(spare, p); export(spare, p); cu("cuMemFree_v2", p)
+freed = descriptors() - before
+for _ in range(20):
+    p = c_uint64(); cu("cuMemAllocAsync", byref(p), c_size_t(4096), s)
+    cu("cuMemPoolExportPointer", spare, p); cu("cuMemFreeAsync", p, s)
+pooled = descriptors() - before
+for _ in range(20):
+    made = c_void_p(); cu("cuCtxCreate_v2", byref(made), 0, 0)
+    export(spare, cu.allocate(4096)); cu("cuCtxDestroy_v2", made)
+dropped = descriptors() - before
+with subprocess.Popen([sys.executable, "-c", IMPORTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as importer:
+    def ask():
+        print(handle.raw.hex(), file=importer.stdin, flush=True)
+        return importer.stdout.readline().strip()
+    p = cu.allocate(4096); cu("cuMemsetD8_v2", p, 7, c_size_t(4)); export(handle, p)
+    first = ask()
+    cu("cuMemFree_v2", p)
+    export(spare, cu.allocate(4096))  # it may have the number that the descriptor had
+    second = ask()
+say(freed=freed, pooled=pooled, dropped=dropped, first=first, second=second)
+""",
+    )
+    assert answer == {"freed": 0, "pooled": 0, "dropped": 0, "first": "0", "second": "1 [7, 7, 7, 7]"}

@@ -22,11 +22,12 @@ static size_t stored(uintptr_t at, size_t bytes) {
     return n;
 }
 
-/* The range must lie inside one allocation when it starts in one, and be mapped when it lies in a reserved range. */
+/* The range must lie inside one allocation when it starts in one, and be mapped when it lies in a reserved range. No
+ * range goes past the last address. */
 bool memory_range_ok(uintptr_t at, size_t bytes) {
     cuda_lock();
     const struct allocation *a = allocation_find(at);
-    bool ok = a == NULL || at - a->base + bytes <= a->size;
+    bool ok = bytes <= (a != NULL ? a->size - (at - a->base) : UINTPTR_MAX - at);
     if (ok && a != NULL && a->kind == ALLOCATION_RESERVED)
         for (size_t done = 0; ok && done < bytes;) {
             int device;
@@ -181,31 +182,31 @@ CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr
 
 /* --- memsets ---------------------------------------------------------------------------------------------------- */
 
+bool set_range_ok(const CUDA_MEMSET_NODE_PARAMS *p) {
+    size_t row, bytes;
+    return !__builtin_mul_overflow(p->width, p->elementSize, &row) &&
+           !__builtin_mul_overflow(p->pitch, p->height > 1 ? p->height - 1 : 0, &bytes) &&
+           !__builtin_add_overflow(bytes, row, &bytes) &&
+           (bytes == 0 || (is_device((uintptr_t)p->dst) && memory_range_ok((uintptr_t)p->dst, bytes)));
+}
+
 static CUresult set_submit(CUstream handle, CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t columns,
                            size_t rows, bool wait) {
     struct CUstream_st *s;
     CUresult rc = stream_resolve(handle, &s);
     REQUIRE(rc == CUDA_SUCCESS, rc);
-    size_t row = columns * width;
-    size_t bytes = rows > 1 ? pitch * (rows - 1) + row : row;
-    REQUIRE(bytes == 0 || (is_device((uintptr_t)to) && memory_range_ok((uintptr_t)to, bytes)),
-            CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(to % width == 0, CUDA_ERROR_INVALID_VALUE);
+    const CUDA_MEMSET_NODE_PARAMS set = {
+        .dst = to, .pitch = pitch, .value = value, .elementSize = (unsigned)width, .width = columns, .height = rows};
+    REQUIRE(set_range_ok(&set) && to % width == 0, CUDA_ERROR_INVALID_VALUE);
     if (capture_active(s)) {
         REQUIRE(!wait, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-        struct graph_work work = {.kind = WORK_SET,
-                                  .set = {.dst = to,
-                                          .pitch = pitch,
-                                          .value = value,
-                                          .elementSize = (unsigned)width,
-                                          .width = columns,
-                                          .height = rows}};
+        struct graph_work work = {.kind = WORK_SET, .set = set};
         return capture_add(s, &work);
     }
     for (size_t r = 0; r < rows; r++)
         fill_bytes((char *)AT(to) + r * pitch, &value, width, columns);
     (void)wait; /* a memset of device memory does not wait for its end */
-    return submit(s, fill_op(s->ctx->device, row * rows), NULL, false);
+    return submit(s, fill_op(s->ctx->device, columns * width * rows), NULL, false);
 }
 
 CUresult CUDAAPI cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t n) {

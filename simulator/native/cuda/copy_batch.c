@@ -55,16 +55,21 @@ CUresult CUDAAPI cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_
     return copy_batch(to, from, sizes, count, NULL, stream);
 }
 
+static size_t bytes_of(size_t elements, size_t element) { /* as many as no memory has, where they wrap */
+    size_t bytes;
+    return __builtin_mul_overflow(elements, element, &bytes) ? SIZE_MAX : bytes;
+}
+
 static struct copy_side operand(const CUmemcpy3DOperand *o, size_t element) {
     if (o->type == CU_MEMCPY_OPERAND_TYPE_ARRAY)
         return (struct copy_side){.type = CU_MEMORYTYPE_ARRAY,
                                   .array = o->op.array.array,
-                                  .x = o->op.array.offset.x * element,
+                                  .x = bytes_of(o->op.array.offset.x, element),
                                   .y = o->op.array.offset.y,
                                   .z = o->op.array.offset.z};
     return (struct copy_side){.type = CU_MEMORYTYPE_DEVICE,
                               .device = o->op.ptr.ptr,
-                              .pitch = o->op.ptr.rowLength * element,
+                              .pitch = bytes_of(o->op.ptr.rowLength, element),
                               .height = o->op.ptr.layerHeight};
 }
 
@@ -79,7 +84,7 @@ static CUresult copy_batch_3d(size_t count, const CUDA_MEMCPY3D_BATCH_OP *ops, s
                                                                        : NULL;
         size_t element = array != NULL ? array_element_bytes(array) : 1;
         struct copy_side to = operand(&op->dst, element), from = operand(&op->src, element);
-        size_t width = op->extent.width * element;
+        size_t width = bytes_of(op->extent.width, element);
         to.pitch = to.pitch ? to.pitch : width;
         from.pitch = from.pitch ? from.pitch : width;
         to.height = to.height ? to.height : op->extent.height;

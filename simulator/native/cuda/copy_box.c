@@ -1,20 +1,35 @@
 /* Copies of boxes and of arrays: every row moves on its own, the time is that of all bytes. */
 #include "array.h"
 
-/* Where the box begins; an array has its pitch and height itself, and the box must lie inside it. */
+/* How far a place lies from where the memory begins; false when that wraps. */
+static bool side_offset(const struct copy_side *s, size_t x, size_t y, size_t z, size_t *out) {
+    return !__builtin_mul_overflow(z, s->height, out) && !__builtin_add_overflow(*out, y, out) &&
+           !__builtin_mul_overflow(*out, s->pitch, out) && !__builtin_add_overflow(*out, x, out);
+}
+
+/* Where the box begins, all of which must lie in the memory. An array has its pitch and height itself. */
 static CUresult side_start(struct copy_side *s, size_t width, size_t height, size_t depth, char **out) {
     char *base = s->type == CU_MEMORYTYPE_HOST ? (char *)(uintptr_t)s->host : (char *)AT(s->device);
     if (s->type == CU_MEMORYTYPE_ARRAY) {
         const struct CUarray_st *a = s->array;
         REQUIRE(array_valid(a), CUDA_ERROR_INVALID_VALUE);
         size_t rows = a->shape.Height ? a->shape.Height : 1, planes = a->shape.Depth ? a->shape.Depth : 1;
-        REQUIRE(s->x + width <= array_row(a) && s->y + height <= rows && s->z + depth <= planes,
+        size_t row = array_row(a);
+        REQUIRE(width <= row && s->x <= row - width && height <= rows && s->y <= rows - height && depth <= planes &&
+                    s->z <= planes - depth,
                 CUDA_ERROR_INVALID_VALUE);
         base = AT(a->at);
         s->pitch = a->pitch;
         s->height = rows;
     }
-    *out = base + (s->z * s->height + s->y) * s->pitch + s->x;
+    *out = base;
+    if (width == 0 || height == 0 || depth == 0)
+        return CUDA_SUCCESS;
+    size_t start, length, end;
+    REQUIRE(side_offset(s, s->x, s->y, s->z, &start) && side_offset(s, width, height - 1, depth - 1, &length) &&
+                !__builtin_add_overflow(start, length, &end) && memory_range_ok((uintptr_t)base, end),
+            CUDA_ERROR_INVALID_VALUE);
+    *out = base + start;
     return CUDA_SUCCESS;
 }
 
@@ -41,8 +56,6 @@ CUresult copy_box(struct copy_side *from, struct copy_side *to, size_t width, si
     for (size_t z = 0; z < depth; z++)
         for (size_t y = 0; y < height; y++) {
             char *f = source + (z * from->height + y) * from->pitch, *t = target + (z * to->height + y) * to->pitch;
-            REQUIRE(memory_range_ok((uintptr_t)f, width) && memory_range_ok((uintptr_t)t, width),
-                    CUDA_ERROR_INVALID_VALUE);
             copy_bytes(t, f, width);
         }
     enum sim_copy kind = copy_kind(target, source);

@@ -62,6 +62,7 @@ CUresult graph_add(struct CUgraph_st *g, struct CUgraphNode_st *const *deps, siz
     REQUIRE(count == 0 || deps != NULL, CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; i < count; i++)
         REQUIRE(node_valid(deps[i]) && deps[i]->graph == g, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(work->kind != WORK_CHILD || work->child != NULL, CUDA_ERROR_OUT_OF_MEMORY); /* it was not copied */
     struct CUgraphNode_st *n = calloc(1, sizeof *n);
     REQUIRE(n != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     n->deps = count > 0 ? malloc(count * sizeof *n->deps) : NULL;
@@ -80,6 +81,8 @@ CUresult graph_add(struct CUgraph_st *g, struct CUgraphNode_st *const *deps, siz
     n->graph = g;
     n->type = node_type(work);
     n->work = *work;
+    if (n->work.child != NULL)
+        n->work.child->owned = true;
     if (count > 0)
         memcpy(n->deps, deps, count * sizeof *n->deps);
     n->dep_count = count;

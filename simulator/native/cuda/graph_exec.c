@@ -255,6 +255,7 @@ static CUresult launch_node(struct CUstream_st *s, const struct CUgraphNode_st *
         return copy_submit(s, n->work.to, n->work.from, n->work.bytes, false);
     case WORK_SET: {
         const CUDA_MEMSET_NODE_PARAMS *p = &n->work.set;
+        REQUIRE(set_range_ok(p), CUDA_ERROR_INVALID_VALUE);
         size_t rows = p->height ? p->height : 1;
         for (size_t r = 0; r < rows; r++)
             fill_bytes((char *)(uintptr_t)p->dst + r * p->pitch, &p->value, p->elementSize, p->width);
@@ -284,7 +285,6 @@ CUresult CUDAAPI cuGraphLaunch(CUgraphExec e, CUstream handle) {
     REQUIRE(rc == CUDA_SUCCESS, rc);
     if (capture_active(s)) { /* becomes a child of the graph being captured */
         struct graph_work work = {.kind = WORK_CHILD, .child = graph_copy(e->graph)};
-        REQUIRE(work.child != NULL, CUDA_ERROR_OUT_OF_MEMORY);
         return capture_add(s, &work);
     }
     rc = take_memory(e);

@@ -81,11 +81,13 @@ CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute
     int device;
     REQUIRE(device_of(dev, &device), CUDA_ERROR_INVALID_DEVICE);
     REQUIRE(value != NULL && *(const cuuint64_t *)value == 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH,
+            CUDA_ERROR_INVALID_VALUE);
+    cuda_lock();
     if (attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)
         pools[device].used_high = pools[device].used;
-    else if (attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
-        pools[device].reserved_high = pools[device].reserved;
     else
-        return CUDA_ERROR_INVALID_VALUE;
+        pools[device].reserved_high = pools[device].reserved;
+    cuda_unlock();
     return CUDA_SUCCESS;
 }

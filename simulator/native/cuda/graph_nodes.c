@@ -105,19 +105,27 @@ CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode n, const CUDA_KERNEL_NOD
 
 /* --- copies and fills --------------------------------------------------------------------------------------------- */
 
+/* Where a side of a linear copy begins, if all of it lies in the memory. */
+static bool side_ok(uintptr_t base, size_t x, size_t bytes, uintptr_t *out) {
+    size_t end;
+    *out = base + x;
+    return !__builtin_add_overflow(x, bytes, &end) && memory_range_ok(base, end);
+}
+
 /* A linear copy between two unpitched pointers; arrays and pitched layouts are refused loudly by their own calls. */
 static CUresult copy_work(struct graph_work *work, const CUDA_MEMCPY3D *p) {
     REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(p->srcMemoryType != CU_MEMORYTYPE_ARRAY && p->dstMemoryType != CU_MEMORYTYPE_ARRAY,
             CUDA_ERROR_NOT_SUPPORTED);
-    memset(work, 0, sizeof *work);
-    work->kind = WORK_COPY;
-    work->copy3d = *p;
-    work->from = p->srcMemoryType == CU_MEMORYTYPE_HOST ? p->srcHost : (const void *)(uintptr_t)p->srcDevice;
-    work->to = p->dstMemoryType == CU_MEMORYTYPE_HOST ? p->dstHost : (void *)(uintptr_t)p->dstDevice;
-    work->from = (const char *)work->from + p->srcXInBytes;
-    work->to = (char *)work->to + p->dstXInBytes;
-    work->bytes = p->WidthInBytes * (p->Height ? p->Height : 1) * (p->Depth ? p->Depth : 1);
+    uintptr_t from = p->srcMemoryType == CU_MEMORYTYPE_HOST ? (uintptr_t)p->srcHost : (uintptr_t)p->srcDevice;
+    uintptr_t to = p->dstMemoryType == CU_MEMORYTYPE_HOST ? (uintptr_t)p->dstHost : (uintptr_t)p->dstDevice;
+    size_t bytes;
+    REQUIRE(!__builtin_mul_overflow(p->WidthInBytes, p->Height ? p->Height : 1, &bytes) &&
+                !__builtin_mul_overflow(bytes, p->Depth ? p->Depth : 1, &bytes) &&
+                side_ok(from, p->srcXInBytes, bytes, &from) && side_ok(to, p->dstXInBytes, bytes, &to),
+            CUDA_ERROR_INVALID_VALUE);
+    *work = (struct graph_work){
+        .kind = WORK_COPY, .copy3d = *p, .from = (const void *)from, .to = (void *)to, .bytes = bytes};
     return CUDA_SUCCESS;
 }
 
@@ -138,12 +146,19 @@ CUresult CUDAAPI cuGraphMemcpyNodeGetParams(CUgraphNode n, CUDA_MEMCPY3D *p) {
     return CUDA_SUCCESS;
 }
 
+static CUresult set_work(struct graph_work *work, const CUDA_MEMSET_NODE_PARAMS *p) {
+    REQUIRE(p != NULL && (p->elementSize == 1 || p->elementSize == 2 || p->elementSize == 4), CUDA_ERROR_INVALID_VALUE);
+    *work = (struct graph_work){.kind = WORK_SET, .set = *p};
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
                                       const CUDA_MEMSET_NODE_PARAMS *p, CUcontext ctx) {
     ENTER(cuGraphAddMemsetNode);
     (void)ctx;
-    REQUIRE(p != NULL && (p->elementSize == 1 || p->elementSize == 2 || p->elementSize == 4), CUDA_ERROR_INVALID_VALUE);
-    struct graph_work work = {.kind = WORK_SET, .set = *p};
+    struct graph_work work;
+    CUresult rc = set_work(&work, p);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
     return graph_add(g, deps, count, &work, out);
 }
 
@@ -156,11 +171,19 @@ CUresult CUDAAPI cuGraphMemsetNodeGetParams(CUgraphNode n, CUDA_MEMSET_NODE_PARA
 
 /* --- host functions, child graphs, events ------------------------------------------------------------------------- */
 
+static CUresult host_work(struct graph_work *work, CUhostFn fn, void *data) {
+    REQUIRE(fn != NULL, CUDA_ERROR_INVALID_VALUE);
+    *work = (struct graph_work){.kind = WORK_HOST, .host = fn, .host_data = data};
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
                                     const CUDA_HOST_NODE_PARAMS *p) {
     ENTER(cuGraphAddHostNode);
-    REQUIRE(p != NULL && p->fn != NULL, CUDA_ERROR_INVALID_VALUE);
-    struct graph_work work = {.kind = WORK_HOST, .host = p->fn, .host_data = p->userData};
+    REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE);
+    struct graph_work work;
+    CUresult rc = host_work(&work, p->fn, p->userData);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
     return graph_add(g, deps, count, &work, out);
 }
 
@@ -182,8 +205,6 @@ CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph g, const CUg
     ENTER(cuGraphAddChildGraphNode);
     REQUIRE(graph_valid(child), CUDA_ERROR_INVALID_VALUE);
     struct graph_work work = {.kind = WORK_CHILD, .child = graph_copy(child)};
-    REQUIRE(work.child != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    work.child->owned = true;
     return graph_add(g, deps, count, &work, out);
 }
 
@@ -194,11 +215,18 @@ CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode n, CUgraph *out) {
     return CUDA_SUCCESS;
 }
 
+static CUresult event_work(struct graph_work *work, bool record, CUevent event) {
+    REQUIRE(event != NULL && event->magic == MAGIC_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    *work = (struct graph_work){.kind = record ? WORK_RECORD : WORK_WAIT, .event = event};
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
                                            CUevent event) {
     ENTER(cuGraphAddEventRecordNode);
-    REQUIRE(event != NULL && event->magic == MAGIC_EVENT, CUDA_ERROR_INVALID_HANDLE);
-    struct graph_work work = {.kind = WORK_RECORD, .event = event};
+    struct graph_work work;
+    CUresult rc = event_work(&work, true, event);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
     return graph_add(g, deps, count, &work, out);
 }
 
@@ -212,8 +240,9 @@ CUresult CUDAAPI cuGraphEventRecordNodeGetEvent(CUgraphNode n, CUevent *event) {
 CUresult CUDAAPI cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t count,
                                          CUevent event) {
     ENTER(cuGraphAddEventWaitNode);
-    REQUIRE(event != NULL && event->magic == MAGIC_EVENT, CUDA_ERROR_INVALID_HANDLE);
-    struct graph_work work = {.kind = WORK_WAIT, .event = event};
+    struct graph_work work;
+    CUresult rc = event_work(&work, false, event);
+    REQUIRE(rc == CUDA_SUCCESS, rc);
     return graph_add(g, deps, count, &work, out);
 }
 
@@ -288,18 +317,15 @@ static CUresult add_node(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, s
         rc = copy_work(&work, &p->memcpy.copyParams);
         break;
     case CU_GRAPH_NODE_TYPE_MEMSET:
-        work.kind = WORK_SET;
-        work.set = (CUDA_MEMSET_NODE_PARAMS){.dst = p->memset.dst,
-                                             .pitch = p->memset.pitch,
-                                             .value = p->memset.value,
-                                             .elementSize = p->memset.elementSize,
-                                             .width = p->memset.width,
-                                             .height = p->memset.height};
+        rc = set_work(&work, &(CUDA_MEMSET_NODE_PARAMS){.dst = p->memset.dst,
+                                                        .pitch = p->memset.pitch,
+                                                        .value = p->memset.value,
+                                                        .elementSize = p->memset.elementSize,
+                                                        .width = p->memset.width,
+                                                        .height = p->memset.height});
         break;
     case CU_GRAPH_NODE_TYPE_HOST:
-        work.kind = WORK_HOST;
-        work.host = p->host.fn;
-        work.host_data = p->host.userData;
+        rc = host_work(&work, p->host.fn, p->host.userData);
         break;
     case CU_GRAPH_NODE_TYPE_GRAPH:
         REQUIRE(graph_valid(p->graph.graph), CUDA_ERROR_INVALID_VALUE);
@@ -309,12 +335,10 @@ static CUresult add_node(CUgraphNode *out, CUgraph g, const CUgraphNode *deps, s
     case CU_GRAPH_NODE_TYPE_EMPTY:
         break;
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-        work.kind = WORK_RECORD;
-        work.event = p->eventRecord.event;
+        rc = event_work(&work, true, p->eventRecord.event);
         break;
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-        work.kind = WORK_WAIT;
-        work.event = p->eventWait.event;
+        rc = event_work(&work, false, p->eventWait.event);
         break;
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
         CUDA_MEM_ALLOC_NODE_PARAMS a = {.poolProps = p->alloc.poolProps, .bytesize = p->alloc.bytesize};

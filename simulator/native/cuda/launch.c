@@ -225,7 +225,7 @@ static CUresult occupancy(int *blocks, CUfunction f, int block, size_t shared) {
     struct CUctx_st *ctx = current_context();
     REQUIRE(context_valid(ctx), CUDA_ERROR_INVALID_CONTEXT);
     uint64_t by_threads = cuda.m->device[ctx->device].threads_per_sm / (unsigned)block;
-    uint64_t by_shared = shared ? 233472 / (shared + 1024) : 32;
+    uint64_t by_shared = shared == 0 ? 32 : shared <= 232448 ? 233472 / (shared + 1024) : 0;
     uint64_t least = by_threads < by_shared ? by_threads : by_shared;
     *blocks = (int)(least > 32 ? 32 : least);
     return CUDA_SUCCESS;

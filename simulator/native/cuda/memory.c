@@ -5,7 +5,7 @@
  * allocation are stored: 80 GB of simulated memory must not take 80 GB of the host. Copies take their time on the
  * stream; their bytes move when they are submitted.
  */
-#include "state.h"
+#include "share.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -121,6 +121,7 @@ CUresult memory_release(CUdeviceptr at) {
     }
     struct allocation a = *found;
     allocation_remove(found);
+    export_drop(a.id);
     cuda_unlock();
     munmap((void *)a.base, mapped_size(a.size));
     give_back(&a);
@@ -136,6 +137,7 @@ void memory_drop_context(struct CUctx_st *ctx) { /* under our lock */
             continue;
         }
         allocation_remove(&cuda.allocations[i]);
+        export_drop(a.id);
         munmap((void *)a.base, mapped_size(a.size));
         give_back(&a);
     }
@@ -158,8 +160,11 @@ CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
 static CUresult pitch_alloc(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {
     REQUIRE(out != NULL && pitch != NULL && width > 0 && height > 0, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(element == 4 || element == 8 || element == 16, CUDA_ERROR_INVALID_VALUE);
-    *pitch = (width + 511) & ~(size_t)511;
-    return device_alloc(out, *pitch * height);
+    size_t bytes;
+    REQUIRE(!__builtin_add_overflow(width, 511, pitch), CUDA_ERROR_OUT_OF_MEMORY);
+    *pitch &= ~(size_t)511;
+    REQUIRE(!__builtin_mul_overflow(*pitch, height, &bytes), CUDA_ERROR_OUT_OF_MEMORY);
+    return device_alloc(out, bytes);
 }
 
 CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
@@ -279,7 +284,7 @@ CUresult CUDAAPI cuMemFreeHost(void *at) {
 
 CUresult CUDAAPI cuMemHostRegister_v2(void *at, size_t bytes, unsigned int flags) {
     ENTER(cuMemHostRegister_v2);
-    REQUIRE(at != NULL && bytes > 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(at != NULL && bytes > 0 && bytes <= UINTPTR_MAX - (uintptr_t)at, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(context_valid(current_context()), CUDA_ERROR_INVALID_CONTEXT);
     cuda_lock();
     bool taken = allocation_find((uintptr_t)at) != NULL;

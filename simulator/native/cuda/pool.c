@@ -64,6 +64,7 @@ static size_t rounded(size_t bytes) {
 }
 
 static CUresult pool_alloc(CUdeviceptr *out, size_t bytes, struct CUmemPoolHandle_st *p, struct CUstream_st *s) {
+    REQUIRE(bytes <= cuda.m->device[p->device].memory, CUDA_ERROR_OUT_OF_MEMORY);
     size_t size = rounded(bytes);
     cuda_lock();
     if (p->max_size > 0 && p->used + size > p->max_size) {

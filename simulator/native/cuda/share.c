@@ -19,65 +19,81 @@
 
 #define TICKET_MARK 0x504d53484152450aull
 
-struct ticket { /* at most 64 bytes: what an IPC handle holds */
+struct ticket { /* no longer than an IPC handle or a pool's export data */
     uint64_t mark;
     int32_t pid, fd;
     uint64_t size;
     int32_t device;
     uint32_t kind;
-    uint64_t from; /* where the exporter has it */
+    uint64_t file; /* which file the descriptor is of: its number is given again once the memory is freed */
 };
 
 _Static_assert(sizeof(struct ticket) <= CU_IPC_HANDLE_SIZE, "an IPC handle holds a ticket");
-_Static_assert(sizeof(struct ticket) <= sizeof(CUmemPoolPtrExportData), "export data hold a ticket");
+_Static_assert(sizeof(CUmemPoolPtrExportData) == CU_IPC_HANDLE_SIZE, "and so do export data");
 
 static size_t whole_pages(size_t bytes) {
     return (bytes + 4095) & ~(size_t)4095;
 }
 
-/* Exported once, an allocation keeps its descriptor. */
+/* Exported once, an allocation keeps its descriptor until it is freed. */
 static struct exported {
-    uintptr_t base;
-    uint64_t id;
+    uint64_t id, file;
     int fd;
     struct exported *next;
 } *exports; /* under our lock */
 
-static int export_fd(const struct allocation *a) { /* under our lock; -1 when it cannot be */
+void export_drop(uint64_t id) {
+    for (struct exported **link = &exports; *link != NULL; link = &(*link)->next) {
+        struct exported *e = *link;
+        if (e->id != id)
+            continue;
+        *link = e->next;
+        close(e->fd);
+        free(e);
+        return;
+    }
+}
+
+static const struct exported *export_of(const struct allocation *a) { /* under our lock; NULL when it cannot be */
     for (struct exported *e = exports; e != NULL; e = e->next)
         if (e->id == a->id)
-            return e->fd;
+            return e;
     size_t size = whole_pages(a->size), kept = size < BACKING_BYTES ? size : BACKING_BYTES;
     int fd = memfd_create("poolmeter-sim", MFD_CLOEXEC);
     struct exported *e = calloc(1, sizeof *e);
-    if (fd < 0 || e == NULL || ftruncate(fd, (off_t)size) != 0) {
+    struct stat about;
+    bool ok = fd >= 0 && e != NULL && ftruncate(fd, (off_t)size) == 0 && fstat(fd, &about) == 0;
+    for (size_t done = 0; ok && done < kept;) {
+        ssize_t n = pwrite(fd, (const char *)a->base + done, kept - done, (off_t)done);
+        ok = n > 0;
+        done += ok ? (size_t)n : 0;
+    }
+    if (!ok || mmap((void *)a->base, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
         if (fd >= 0)
             close(fd);
         free(e);
-        return -1;
+        return NULL;
     }
-    for (size_t done = 0; done < kept;) {
-        ssize_t n = pwrite(fd, (const char *)a->base + done, kept - done, (off_t)done);
-        if (n <= 0)
-            break;
-        done += (size_t)n;
-    }
-    mmap((void *)a->base, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
-    *e = (struct exported){a->base, a->id, fd, exports};
+    *e = (struct exported){a->id, about.st_ino, fd, exports};
     exports = e;
-    return fd;
+    return e;
 }
 
-static CUresult ticket_of(CUdeviceptr at, bool pooled, struct ticket *out) {
+static CUresult give_ticket(void *out, CUdeviceptr at, bool pooled) {
+    REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
+    struct ticket ticket;
     cuda_lock();
     const struct allocation *a = allocation_find((uintptr_t)at);
     bool ok = a != NULL && (pooled ? a->kind == ALLOCATION_POOL : a->kind == ALLOCATION_DEVICE);
-    int fd = ok ? export_fd(a) : -1;
-    if (ok)
-        *out = (struct ticket){TICKET_MARK, (int32_t)getpid(), fd, a->size, a->device, pooled, a->base};
+    const struct exported *e = ok ? export_of(a) : NULL;
+    if (e != NULL)
+        ticket = (struct ticket){TICKET_MARK, (int32_t)getpid(), e->fd, a->size, a->device, pooled, e->file};
     cuda_unlock();
     REQUIRE(ok, CUDA_ERROR_INVALID_VALUE);
-    return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    REQUIRE(e != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    memset(out, 0, CU_IPC_HANDLE_SIZE);
+    memcpy(out, &ticket, sizeof ticket);
+    return CUDA_SUCCESS;
 }
 
 static CUresult open_ticket(const struct ticket *ticket, struct CUmemPoolHandle_st *pool, unsigned flags,
@@ -88,8 +104,12 @@ static CUresult open_ticket(const struct ticket *ticket, struct CUmemPoolHandle_
     snprintf(path, sizeof path, "/proc/%d/fd/%d", ticket->pid, ticket->fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     REQUIRE(fd >= 0, CUDA_ERROR_INVALID_VALUE);
-    void *at = mmap(NULL, whole_pages(ticket->size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    struct stat about;
+    bool same = fstat(fd, &about) == 0 && about.st_ino == ticket->file;
+    size_t size = whole_pages(ticket->size);
+    void *at = same ? mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     close(fd);
+    REQUIRE(same, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(at != MAP_FAILED, CUDA_ERROR_MAP_FAILED);
     cuda_lock();
     struct allocation *a = allocation_add((struct allocation){.base = (uintptr_t)at,
@@ -100,7 +120,10 @@ static CUresult open_ticket(const struct ticket *ticket, struct CUmemPoolHandle_
                                                               .pool = pool,
                                                               .flags = flags});
     cuda_unlock();
-    REQUIRE(a != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    if (a == NULL) {
+        munmap(at, size);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     *out = (CUdeviceptr)(uintptr_t)at;
     return CUDA_SUCCESS;
 }
@@ -109,13 +132,7 @@ static CUresult open_ticket(const struct ticket *ticket, struct CUmemPoolHandle_
 
 CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr at) {
     ENTER(cuIpcGetMemHandle);
-    REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
-    struct ticket ticket;
-    CUresult rc = ticket_of(at, false, &ticket);
-    REQUIRE(rc == CUDA_SUCCESS, rc);
-    memset(out, 0, sizeof *out);
-    memcpy(out, &ticket, sizeof ticket);
-    return CUDA_SUCCESS;
+    return give_ticket(out, at, false);
 }
 
 static CUresult open_handle(CUdeviceptr *out, const CUipcMemHandle *handle, unsigned flags) {
@@ -210,13 +227,7 @@ CUresult CUDAAPI cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *os_
 
 CUresult CUDAAPI cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr at) {
     ENTER(cuMemPoolExportPointer);
-    REQUIRE(out != NULL, CUDA_ERROR_INVALID_VALUE);
-    struct ticket ticket;
-    CUresult rc = ticket_of(at, true, &ticket);
-    REQUIRE(rc == CUDA_SUCCESS, rc);
-    memset(out, 0, sizeof *out);
-    memcpy(out, &ticket, sizeof ticket);
-    return CUDA_SUCCESS;
+    return give_ticket(out, at, true);
 }
 
 CUresult CUDAAPI cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, CUmemPoolPtrExportData *data) {

@@ -285,6 +285,7 @@ CUresult pool_of_device(int device, struct CUmemPoolHandle_st **out);
 CUresult pool_free(CUdeviceptr at);
 bool virtual_device(uintptr_t at, int *device, size_t *left); /* locked; of a mapped address range */
 bool memory_range_ok(uintptr_t at, size_t bytes);             /* within one allocation, and mapped */
+bool set_range_ok(const CUDA_MEMSET_NODE_PARAMS *p);          /* on a card, as above */
 void copy_bytes(void *to, const void *from, size_t bytes);    /* stored parts only */
 void fill_bytes(void *to, const void *pattern, size_t width, size_t count);
 CUresult copy_submit(struct CUstream_st *stream, void *to, const void *from, size_t bytes, bool wait);

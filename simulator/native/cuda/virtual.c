@@ -203,7 +203,7 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGene
             CUDA_ERROR_NOT_SUPPORTED); /* parts of an allocation are not mapped by the driver either */
     cuda_lock();
     const struct allocation *range = allocation_find((uintptr_t)at);
-    bool ok = range != NULL && range->kind == ALLOCATION_RESERVED && at - range->base + bytes <= range->size;
+    bool ok = range != NULL && range->kind == ALLOCATION_RESERVED && bytes <= range->size - (at - range->base);
     for (struct mapping *map = mappings; ok && map != NULL; map = map->next)
         ok = map->at + map->bytes <= at || map->at >= at + bytes;
     struct mapping *map = ok ? calloc(1, sizeof *map) : NULL;
@@ -218,6 +218,7 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGene
 
 CUresult CUDAAPI cuMemUnmap(CUdeviceptr at, size_t bytes) {
     ENTER(cuMemUnmap);
+    REQUIRE(bytes <= UINTPTR_MAX - at, CUDA_ERROR_INVALID_VALUE);
     cuda_lock();
     for (struct mapping **link = &mappings; *link != NULL;) {
         struct mapping *map = *link;

@@ -22,21 +22,8 @@ static nvmlReturn_t by_index(uint32_t call, unsigned index, nvmlDevice_t *out) {
     return give_handle(index, out);
 }
 
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetCount(unsigned *count);
-nvmlReturn_t nvmlDeviceGetCount(unsigned *count) {
-    ENTER(nvmlDeviceGetCount);
-    REQUIRE(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    *count = nvml_machine->devices;
-    return NVML_SUCCESS;
-}
-
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count);
-nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) {
-    ENTER(nvmlDeviceGetCount_v2);
-    REQUIRE(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    *count = nvml_machine->devices;
-    return NVML_SUCCESS;
-}
+CARD_MACHINE_VALUE(nvmlDeviceGetCount, unsigned, nvml_machine->devices)
+CARD_MACHINE_VALUE(nvmlDeviceGetCount_v2, unsigned, nvml_machine->devices)
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out);
 nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out) {
@@ -84,13 +71,6 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *
 }
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
-
-static nvmlReturn_t give_text(char *to, unsigned length, const char *from) {
-    REQUIRE(to != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    REQUIRE(strlen(from) < length, NVML_ERROR_INSUFFICIENT_SIZE);
-    strcpy(to, from);
-    return NVML_SUCCESS;
-}
 
 #define CARD_TEXT(name, expression)                                                                                    \
     NVML_EXPORT nvmlReturn_t name(nvmlDevice_t device, char *text, unsigned length);                                   \

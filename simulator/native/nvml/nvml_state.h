@@ -6,6 +6,8 @@
 #include "calls.h"
 #include "machine.h"
 
+#include <string.h>
+
 #define NVML_EXPORT __attribute__((visibility("default")))
 
 typedef enum nvmlReturn {
@@ -87,11 +89,28 @@ int nvml_unimplemented(uint32_t call, const char *name);
         return NVML_SUCCESS;                                                                                           \
     }
 
+/* The same of the machine. */
+#define CARD_MACHINE_VALUE(name, type, expression)                                                                     \
+    NVML_EXPORT nvmlReturn_t name(type *value);                                                                        \
+    nvmlReturn_t name(type *value) {                                                                                   \
+        ENTER(name);                                                                                                   \
+        REQUIRE(value != NULL, NVML_ERROR_INVALID_ARGUMENT);                                                           \
+        *value = (type)(expression);                                                                                   \
+        return NVML_SUCCESS;                                                                                           \
+    }
+
 #define REQUIRE(condition, code)                                                                                       \
     do {                                                                                                               \
         if (!(condition))                                                                                              \
             return (code);                                                                                             \
     } while (0)
+
+static inline nvmlReturn_t give_text(char *to, unsigned length, const char *from) {
+    REQUIRE(to != NULL, NVML_ERROR_INVALID_ARGUMENT);
+    REQUIRE(strlen(from) < length, NVML_ERROR_INSUFFICIENT_SIZE);
+    strcpy(to, from);
+    return NVML_SUCCESS;
+}
 
 /* Locks the machine with the card brought up to now. */
 static inline void card_lock(uint32_t index) {

@@ -156,13 +156,6 @@ const char *nvmlErrorString(nvmlReturn_t result) {
     }
 }
 
-static nvmlReturn_t give_text(char *to, unsigned length, const char *from) {
-    REQUIRE(to != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    REQUIRE(strlen(from) < length, NVML_ERROR_INSUFFICIENT_SIZE);
-    strcpy(to, from);
-    return NVML_SUCCESS;
-}
-
 NVML_EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *text, unsigned length);
 nvmlReturn_t nvmlSystemGetDriverVersion(char *text, unsigned length) {
     ENTER(nvmlSystemGetDriverVersion);
@@ -175,21 +168,8 @@ nvmlReturn_t nvmlSystemGetNVMLVersion(char *text, unsigned length) {
     return give_text(text, length, nvml_machine->nvml_version);
 }
 
-NVML_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version);
-nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
-    ENTER(nvmlSystemGetCudaDriverVersion);
-    REQUIRE(version != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    *version = (int)nvml_machine->cuda_version;
-    return NVML_SUCCESS;
-}
-
-NVML_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version);
-nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    ENTER(nvmlSystemGetCudaDriverVersion_v2);
-    REQUIRE(version != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    *version = (int)nvml_machine->cuda_version;
-    return NVML_SUCCESS;
-}
+CARD_MACHINE_VALUE(nvmlSystemGetCudaDriverVersion, int, nvml_machine->cuda_version)
+CARD_MACHINE_VALUE(nvmlSystemGetCudaDriverVersion_v2, int, nvml_machine->cuda_version)
 
 NVML_EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *text, unsigned length);
 nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *text, unsigned length) {

@@ -40,13 +40,6 @@ nvmlReturn_t nvmlDeviceGetActiveVgpus(nvmlDevice_t device, unsigned *count, unsi
     const struct sim_vgpu *v = vgpu_of(number);                                                                        \
     REQUIRE(v != NULL, NVML_ERROR_NOT_FOUND)
 
-static nvmlReturn_t give_text(char *to, unsigned length, const char *from) {
-    REQUIRE(to != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    REQUIRE(strlen(from) < length, NVML_ERROR_INSUFFICIENT_SIZE);
-    strcpy(to, from);
-    return NVML_SUCCESS;
-}
-
 NVML_EXPORT nvmlReturn_t nvmlVgpuInstanceGetVmID(unsigned number, char *text, unsigned length, unsigned *kind);
 nvmlReturn_t nvmlVgpuInstanceGetVmID(unsigned number, char *text, unsigned length, unsigned *kind) {
     ENTER_VGPU(nvmlVgpuInstanceGetVmID, number);
