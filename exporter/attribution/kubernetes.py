@@ -74,10 +74,10 @@ class Kubernetes:
             self._resolve(facts, names)
         present = {key for facts in processes.values() for key in _keys(facts)}
         self._resolved = {key: named for key, named in self._resolved.items() if key in present}
-        new = {key for key in present if key not in self._asked}
-        if new or result.runs == 0:
+        begun = self.worker.begun
+        if present - self._asked.keys() or begun == 0:
             self.worker.wake()
-        self._asked = {key: self._asked.get(key, result.runs) for key in present}
+        self._asked = {key: self._asked.get(key, begun) for key in present}
 
     def _take(self, given: tuple[Given, ...]) -> None:
         # The same answer and the same devices give the same map; most ticks have both.

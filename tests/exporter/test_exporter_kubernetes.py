@@ -1,6 +1,7 @@
 """Kubernetes: a kubelet that speaks gRPC, its log folders, device names of every plug-in, and what happens when it is down."""
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +126,31 @@ def test_log_folders_alone_are_enough_for_a_name(cluster: Cluster) -> None:
     claim = cluster.claim(cluster.proc.add(10, cgroup=PATH))
     assert claim is not None and (claim.namespace, claim.pod, claim.container) == ("ml", "train", None)  # by uid: another container's id
     assert claim.device_uuids is None  # no kubelet was asked, so nobody knows
+
+
+def test_what_is_asked_during_a_look_waits_for_the_next(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, go = [0], threading.Semaphore(0)
+
+    def slow(*_: object) -> tuple[object, ...]:
+        looks[0] += 1
+        assert go.acquire(timeout=10)
+        return ()
+
+    monkeypatch.setattr("poolmeter.exporter.attribution.kubernetes.list_given", slow)
+    cluster.kubelet.start()
+    first, second = cluster.proc.add(10, cgroup=PATH), cluster.proc.add(11, cgroup=PATH.replace(POD_UID, OTHER_UID).replace(CID, CID2))
+    cluster.refresh((first, CARD))
+    until(lambda: looks[0] == 1)
+    log_names(cluster.logs, "ml", "late", OTHER_UID, {"main": CID2})  # this look has read the names already
+    facts = cluster.refresh((first, CARD), (second, CARD))
+    go.release()
+    until(lambda: looks[0] == 2)
+    assert cluster.source.worker.result.runs == 1 and cluster.source.pending(facts[second]) and not cluster.source.pending(facts[first])
+    go.release(9)
+    until(lambda: not cluster.source.pending(facts[second]))
+    cluster.refresh((first, CARD), (second, CARD))
+    claim = cluster.source.claim(facts[second])
+    assert claim is not None and claim.pod == "late"
 
 
 def test_a_node_without_kubernetes_has_no_such_source(cluster: Cluster) -> None:
