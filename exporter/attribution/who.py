@@ -198,7 +198,8 @@ def holder_of(claim: Claim) -> str | None:
     if claim.job is not None:
         return f"job/{claim.job}"
     if claim.container_id is not None:
-        return f"container/{claim.container_id[:12]}"
+        # Of a user's own containers alone the user is known, and the id is what he says it is.
+        return f"container/{claim.container_id[:12]}" + (f"/{claim.user}" if claim.user else "")
     if claim.unit is not None:
         return f"unit/{claim.unit}" + (f"/{claim.user}" if claim.user and claim.user != "root" else "")
     return f"user/{claim.user}" if claim.user is not None else None

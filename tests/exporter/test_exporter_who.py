@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from poolmeter.config import AttributionSection
 from poolmeter.exporter.attribution import Allocations, OwnAllocations, Who
 from poolmeter.exporter.attribution.build import build
+from poolmeter.exporter.attribution.cgroup import parse_path
 from poolmeter.exporter.attribution.devices import DeviceNames
 from poolmeter.exporter.attribution.naming import TenantRule
 from poolmeter.exporter.attribution.process import KEPT_US, Facts, Processes, parse_framework
 from poolmeter.exporter.attribution.source import ProcessKey, Quiet
-from poolmeter.exporter.attribution.users import UserNames
+from poolmeter.exporter.attribution.users import UserNames, Users
 from poolmeter.exporter.attribution.who import SETTLE_US, disagreements, holder_of, merge
 from poolmeter.exporter.render import Renderer
 from poolmeter.exporter.server import Face
@@ -306,6 +307,18 @@ def test_any_claims_join(claims: list[Claim], devices: frozenset[str]) -> None:
         assert (len(values) > 1) == any(d.field == kind for d in found)
     known = any((claim.pod and claim.namespace) or claim.job or claim.container_id or claim.unit or claim.user for claim in claims)
     assert holder_of(merged) is not None or not known or (merged.pod is not None) != (merged.namespace is not None)
+
+
+def test_a_users_own_container_is_another_holder_than_one_of_the_same_id() -> None:
+    place = parse_path(f"/user.slice/user-1000.slice/user@1000.service/x/docker-{CID}.scope")
+    docker = Claim(source="docker", container_id=CID)
+    user = Users(TenantRule(), UserNames(lambda _: "ann"))
+    user._users.want(1000)
+    user._users.worker.run()
+    said = user.claim(Facts(ProcessKey(8, 9), place=place, uid=1000))
+    assert said is not None and said.user == "ann"
+    assert holder_of(merge([docker])) == f"container/{CID[:12]}" != holder_of(merge([docker, said]))
+    user.close()
 
 
 def test_disagreements_are_on_the_page_and_in_the_snapshot(pods: tuple[Node, Says]) -> None:
