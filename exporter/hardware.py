@@ -23,6 +23,7 @@ class HardwareTotals:
         """`kept` is the ledger's, and is changed here; `origin` names since when it counts."""
         self._kept, self._origin = kept, origin
         self._reader: str | None = None
+        self._absent: set[str] = set()
 
     def carry(self, reading: VendorReading) -> VendorReading:
         """The reading with totals in place of the raw counters; Xids stay when the card is lost."""
@@ -40,16 +41,27 @@ class HardwareTotals:
         for name in _MAPS:
             values[name] = {key: self._total(raw, uuid, name, key) for key, raw in getattr(hardware, name).items()}
         values["xids"] = self._xids(uuid, hardware, anew)
-        parts: tuple[MigInstance | Vgpu, ...] = (*(hardware.instances or ()), *(hardware.vgpus or ()))
         if device.up and not hardware.stale:
-            prefix, present = f"{uuid}|part|", {part.uuid for part in parts}
-            for key in [key for key in self._kept if key.startswith(prefix) and key.removeprefix(prefix) not in present]:
-                del self._kept[key]
+            self._forget(uuid, hardware)
         if hardware.instances is not None:
             values["instances"] = tuple(self._busy(uuid, part) for part in hardware.instances)
         if hardware.vgpus is not None:
             values["vgpus"] = tuple(self._busy(uuid, part) for part in hardware.vgpus)
         return replace(device, hardware=replace(hardware, **values))  # type: ignore[arg-type]
+
+    def _forget(self, uuid: str, hardware: Hardware) -> None:
+        """Lets go of instances and vGPUs that two readings lack: in one, a call for them may have failed."""
+        prefix = f"{uuid}|part|"
+        for key in [key for key in self._kept if key.startswith(prefix)]:
+            part = key.removeprefix(prefix)
+            told: tuple[MigInstance | Vgpu, ...] | None = hardware.instances if part.startswith("MIG-") else hardware.vgpus
+            if told is None or any(item.uuid == part for item in told):
+                self._absent.discard(key)
+            elif key in self._absent:
+                self._absent.discard(key)
+                del self._kept[key]
+            else:
+                self._absent.add(key)
 
     def _total(self, raw: int, uuid: str, name: str, key: str) -> int:
         counter = self._kept.setdefault(f"{uuid}|{name}|{key}", [0, 0])

@@ -83,6 +83,16 @@ def test_an_instance_is_the_part_of_the_card_that_it_occupies(node: Node) -> Non
     assert not [record for record in node.records() if getattr(record, "event", "") == "tampered"]
 
 
+def test_an_instance_that_begins_anew_is_counted_from_its_beginning() -> None:
+    pool, layout = Pool(), Layout()
+    pool.seen_instances = layout.use
+    for busy, counted in ((0, 0), (700_000, 300_000), (1_400_000, 600_000), (0, 600_000), (700_000, 900_000), (350_000, 1_050_000)):
+        pool.change(mig=True, busy_us_total=None, hardware=Hardware(instances=(instance(HALF, 0, 4, 3, busy=busy),)))
+        layout.learn(pool.readings.values())
+        pool.step()
+        assert pool.ledger.devices[CARD].unaccounted_us_total == counted
+
+
 def test_an_instance_without_an_allocation_is_unaccounted_and_one_that_tells_nothing_is_unknown() -> None:
     pool = Pool()
     layout = Layout()

@@ -67,13 +67,15 @@ class Vgpus:
             kind = ask("nvmlVgpuInstanceGetType", instance)
             name = ask("nvmlVgpuTypeGetName", kind) if kind is not None else None
             machine = ask("nvmlVgpuInstanceGetVmID", instance)
+            uuid = ask("nvmlVgpuInstanceGetUUID", instance)
             facts = Vgpu(
-                uuid=text(ask("nvmlVgpuInstanceGetUUID", instance) or f"vgpu-{instance}"),
+                uuid=text(uuid or f"vgpu-{instance}"),
                 type_name=optional_text(name),
                 vm_id=optional_text(machine[0]) if machine is not None else None,
                 framebuffer_total_bytes=wide(ask("nvmlVgpuTypeGetFramebufferSize", kind)) if kind is not None else None,
             )
-            self._facts[instance] = facts
+            if uuid:
+                self._facts[instance] = facts  # a name of its own that cannot be asked now is asked for again
         licence, use = ask("nvmlVgpuInstanceGetLicenseInfo_v2", instance), self._use.get(instance)
         return Vgpu(
             uuid=facts.uuid,
