@@ -18,7 +18,9 @@ from poolmeter.exporter.instances import Layout
 from poolmeter.model.hardware import Hardware, MigInstance, Vgpu, XidCount
 from poolmeter.vendors.mps import MpsClient, MpsControl, MpsState, parse_clients
 from poolmeter.vendors.nvidia import NvidiaVendor
-from poolmeter.vendors.nvidia_use import divide
+from poolmeter.vendors.nvidia_use import Use, divide
+from poolmeter.vendors.nvidia_vgpu import Vgpus
+from poolmeter.vendors.nvml import Nvml
 from poolmeter.vendors.reading import DeviceReading, VendorReading
 
 __all__ = ["say"]
@@ -103,6 +105,105 @@ def test_sentinel_values_in_output(say: Say, tmp_path: Path, sentinel: int) -> N
     hardware = device.hardware
     assert hardware.power_limit_mw is hardware.memory_temperature_celsius is hardware.nvlink_tx_bytes_total is None
     assert hardware.ecc_errors_total == {} and hardware.remapped_rows_total == {} and "sw_power_cap" not in hardware.throttle_us_total
+
+
+UTILISATION = [("gpuUtilization", 2**32 - 1), ("time", UINT64_MAX)]
+SUMS = [("sampleCount", 2**32 - 1), ("sumGpuUtil", UINT64_MAX), ("time", UINT64_MAX), ("startTime", UINT64_MAX)]
+
+
+@pytest.mark.parametrize(("field", "sentinel"), [(None, 0), *UTILISATION, *(("v2." + field, value) for field, value in SUMS)])
+def test_accounting_that_is_not_available_is_unknown(say: Say, tmp_path: Path, field: str | None, sentinel: int) -> None:
+    ended = real.c_nvmlAccountingStats_t(gpuUtilization=50, time=2_000, startTime=1)
+    say(
+        nvmlDeviceGetAccountingMode=1,
+        nvmlDeviceGetComputeRunningProcesses_v3=[holder(os.getpid(), 1)],
+        nvmlDeviceGetAccountingStats_v2=error(NOT_SUPPORTED),
+        nvmlDeviceGetAccountingStats=ended,
+    )
+    if field is not None and field.startswith("v2."):
+        sums = real.c_nvmlAccountingStats_v2_t(isRunning=1, sampleCount=10, sumGpuUtil=50_000, time=0, startTime=1)
+        setattr(sums, field.removeprefix("v2."), sentinel)
+        say(nvmlDeviceGetAccountingStats_v2=sums)
+    elif field is not None:
+        setattr(ended, field, sentinel)
+    vendor = vendor_of(tmp_path)
+    only(vendor)
+    if field is None or not field.startswith("v2."):
+        say(nvmlDeviceGetComputeRunningProcesses_v3=[])  # older drivers tell of a process that has ended
+    (process,) = only(vendor).processes
+    assert process.accounted_us_total == (1_000_000 if field is None else None)
+
+
+def test_samples_that_are_not_available_count_nothing(say: Say, tmp_path: Path) -> None:
+    me, none = os.getpid(), 2**32 - 1
+    say(
+        nvmlDeviceGetComputeRunningProcesses_v3=[holder(me, 1)],
+        nvmlDeviceGetSamples=(1, [sample(1_000_000, none)]),
+        nvmlDeviceGetProcessUtilization=[use(1_000_000, me, none)],
+    )
+    vendor = vendor_of(tmp_path)
+    assert only(vendor).busy_us_total is None
+    say(
+        nvmlDeviceGetSamples=(1, [sample(2_000_000, 50), sample(3_000_000, none), sample(4_000_000, 20)]),
+        nvmlDeviceGetProcessUtilization=[use(2_000_000, me, 50), use(3_000_000, me, none), use(4_000_000, me, 20)],
+    )
+    device = only(vendor)
+    assert device.busy_us_total == device.processes[0].busy_us_total == 700_000
+
+
+@pytest.mark.parametrize(
+    ("values", "busy_us", "ppm"), [((50, 20), 200_000, 200_000), ((50, 2**32 - 1), 0, None), ((2**32 - 1,) * 2, None, None)]
+)
+def test_samples_of_vgpus_that_are_not_available(values: tuple[int, int], busy_us: int | None, ppm: int | None) -> None:
+    at = iter((1_000_000, 2_000_000))
+    told = iter(values)
+
+    def samples(*_: object) -> list[object]:
+        made = real.c_nvmlVgpuInstanceUtilizationSample_t(vgpuInstance=7, timeStamp=next(at))
+        made.smUtil.uiVal = next(told)
+        return [made]
+
+    binding = types.SimpleNamespace(
+        NVMLError=real.NVMLError, NVML_ERROR_FUNCTION_NOT_FOUND=real.NVML_ERROR_FUNCTION_NOT_FOUND, NVML_ERROR_NOT_FOUND=real.NVML_ERROR_NOT_FOUND,
+        NVML_ERROR_GPU_IS_LOST=real.NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED=real.NVML_ERROR_RESET_REQUIRED,
+        NVML_ERROR_LIB_RM_VERSION_MISMATCH=real.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        nvmlDeviceGetActiveVgpus=lambda _: [7], nvmlDeviceGetVgpuUtilization=samples,
+    )  # fmt: skip
+    vgpus = Vgpus(Nvml(binding))
+    vgpus.read(0)
+    (found,) = vgpus.read(0) or ()
+    assert (found.busy_us_total, found.utilization_ppm) == (busy_us, ppm)
+
+
+class Moments:
+    """A card that is busy all the time, whose calls answer or fail as a test says, and the clock."""
+
+    def __init__(self, percent: int) -> None:
+        self.percent, self.now_us, self.kind = percent, 1_000_000_000, "samples"
+
+    def samples(self, handle: object, kind: int, last: int) -> tuple[int, list[object]]:
+        if self.kind != "samples":
+            raise error(real.NVML_ERROR_NOT_FOUND if self.kind == "nothing new" else real.NVML_ERROR_UNKNOWN)
+        return 1, [
+            sample(at, self.percent) for at in range(self.now_us // 200_000 * 200_000 - 4_000_000, self.now_us + 1, 200_000) if at > last
+        ]
+
+
+@given(
+    st.integers(0, 100),
+    st.lists(st.tuples(st.integers(1, 3_000_000), st.sampled_from(["samples", "nothing new", "fails", "all fail"])), max_size=40),
+)
+def test_whatever_reading_fails_no_time_is_counted_twice(percent: int, readings: list[tuple[int, str]]) -> None:
+    card = Moments(percent)
+    codes = {name: getattr(real, name) for name in dir(real) if name.startswith("NVML")}
+    used = Use(Nvml(types.SimpleNamespace(**codes, nvmlDeviceGetSamples=card.samples)), Path("/proc"))
+    start = card.now_us - 200_000  # the newest sample at the first reading may be as old as that
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("poolmeter.vendors.nvidia_use.time", types.SimpleNamespace(time_ns=lambda: card.now_us * 1000))
+        for pause_us, card.kind in [(0, "samples"), *readings]:
+            card.now_us += pause_us
+            used.device(0, None if card.kind == "all fail" else percent * 10_000, [])
+            assert used.busy_us is not None and used.busy_us <= (card.now_us - start) * percent // 100
 
 
 def gpm(say: Say, values: dict[int, float]) -> None:
@@ -264,7 +365,13 @@ def test_an_instance_that_one_reading_lacks_goes_on_where_it_was() -> None:
     vgpu = Vgpu(uuid="vgpu", busy_us_total=900)
     totals.carry(reading("a", instances=(part,), vgpus=(vgpu,)))
     # A kind that is not told of is not gone, however long that takes.
-    for times, lacking in ((9, {}), (1, {"instances": ()}), (1, {"vgpus": ()}), (1, {"instances": (), "vgpus": ()}), (9, {"vgpus": (vgpu,)})):
+    for times, lacking in (
+        (9, {}),
+        (1, {"instances": ()}),
+        (1, {"vgpus": ()}),
+        (1, {"instances": (), "vgpus": ()}),
+        (9, {"vgpus": (vgpu,)}),
+    ):
         for _ in range(times):
             totals.carry(reading("a", **lacking))
         hardware = totals.carry(reading("a", instances=(part,), vgpus=(vgpu,))).devices[0].hardware

@@ -126,6 +126,9 @@ class Card:
 
 def identify(nvml: Nvml, index: int, handle: Any, uuid: str, driver: str | None) -> DeviceReading:
     """Who a card is; raises when it does not even say how much memory it has."""
+    size = wide(nvml.call("nvmlDeviceGetMemoryInfo", handle).total)
+    if size is None:
+        raise nvml.binding.NVMLError(nvml.binding.NVML_ERROR_NOT_SUPPORTED)
     pci = nvml.ask("nvmlDeviceGetPciInfo", handle)
     return DeviceReading(
         uuid=uuid,
@@ -133,7 +136,7 @@ def identify(nvml: Nvml, index: int, handle: Any, uuid: str, driver: str | None)
         model=text(nvml.ask("nvmlDeviceGetName", handle) or "unknown"),
         vendor="nvidia",
         up=True,
-        memory_total_bytes=int(nvml.call("nvmlDeviceGetMemoryInfo", handle).total),
+        memory_total_bytes=size,
         pci_bus_id=text(pci.busId) if pci is not None else None,
         minor=number(nvml.ask("nvmlDeviceGetMinorNumber", handle)),
         serial=optional_text(nvml.ask("nvmlDeviceGetSerial", handle)),
