@@ -75,6 +75,37 @@ def test_without_a_counter_the_reasons_are_integrated(say: Say, tmp_path: Path, 
     assert held["hw_slowdown"] == 1_000_000 and held["sw_power_cap"] == 1_500_000 and held["hw_thermal"] == 0
 
 
+@pytest.mark.parametrize("first", ["told", "call fails", "item fails"])
+@pytest.mark.parametrize("fault", ["call fails", "item fails", "item is missing", "not available", "not supported"])
+def test_time_held_down_is_counted_once_when_its_counter_cannot_be_asked_for_a_while(
+    say: Say, tmp_path: Path, clock: list[int], first: str, fault: str
+) -> None:
+    vendor, totals, kept = vendor_of(tmp_path), HardwareTotals({}, "epoch"), list[int]()
+    say(nvmlDeviceGetCurrentClocksEventReasons=0x4)
+    for how in (first, "told", fault, fault, "told"):
+        made = fields(power=(74, 3, UINT64_MAX if how == "not available" else 3_600_000_000))
+        made[0].nvmlReturn = {"item fails": real.NVML_ERROR_UNKNOWN, "not supported": NOT_SUPPORTED}.get(how, 0)  # type: ignore[attr-defined]
+        failed = error(real.NVML_ERROR_TIMEOUT)
+        say(nvmlDeviceGetFieldValues={"call fails": failed, "item is missing": []}.get(how, made))
+        (device,) = totals.carry(vendor.read()).devices
+        held = device.hardware.throttle_us_total
+        assert "hw_slowdown" in held  # which has no counter
+        kept.append(held.get("sw_power_cap", -1))
+        clock[0] += 1_000_000
+    assert kept == [3_600_000 if first == "told" else -1, 3_600_000, -1, -1, 3_600_000]
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, real.NVML_ERROR_FUNCTION_NOT_FOUND, real.NVML_ERROR_INVALID_ARGUMENT])
+def test_a_reason_that_was_integrated_goes_on_so(say: Say, tmp_path: Path, clock: list[int], code: int) -> None:
+    vendor, kept = vendor_of(tmp_path), list[int]()
+    say(nvmlDeviceGetCurrentClocksEventReasons=0x4)
+    for answer in (error(code), error(real.NVML_ERROR_TIMEOUT), fields(power=(74, 3, 3_600_000_000))):
+        say(nvmlDeviceGetFieldValues=answer)
+        kept.append(only(vendor).hardware.throttle_us_total["sw_power_cap"])
+        clock[0] += 1_000_000
+    assert kept == [0, 1_000_000, 2_000_000]
+
+
 def test_a_card_that_tells_no_reason_has_no_throttle_series(say: Say, tmp_path: Path) -> None:
     hardware = only(vendor_of(tmp_path)).hardware
     assert hardware.throttle_us_total == {} and hardware.ecc_errors_total == {} and hardware.remapped_rows_total == {}
