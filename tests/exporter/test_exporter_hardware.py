@@ -1,7 +1,9 @@
 """What a card tells beside its use, over a binding that answers what the test says: counters, activity, events, MPS, sentinels."""
 
+import dataclasses
 import gc
 import itertools
+import json
 import os
 import types
 from collections.abc import Callable
@@ -370,6 +372,25 @@ def test_xid_gauge_that_sticks_or_goes_down() -> None:
     assert told(totals, "b", xids=xid(2, 9)) == [(4, 9)]  # two more, though the number is the old one
     assert told(HardwareTotals(kept, "epoch"), "c", xids=xid(1, 11)) == [(5, 11)]  # the exporter was restarted
     assert told(totals, "b", xids=xid(2, 9))[0][0] >= 4
+
+
+@given(st.lists(st.sampled_from(["xid", "another card's turn", "new sampler", "new totals"]), max_size=30))
+def test_an_xid_is_counted_once_whoever_starts_anew(steps: list[str]) -> None:
+    kept: dict[str, list[int]] = {}
+    totals, sampler, count, told = HardwareTotals(kept, "epoch"), 0, 0, dict[int, int]()
+    for step in ["xid", *steps, "look"]:
+        if step == "new sampler":
+            sampler, count = sampler + 1, 0
+        elif step == "new totals":  # as when the agent goes back to its last commit, or is started again
+            kept = json.loads(json.dumps(kept))
+            totals = HardwareTotals(kept, "epoch")
+        elif step == "another card's turn":
+            totals.carry(dataclasses.replace(reading(f"sampler-{sampler}"), devices=()))
+        else:
+            count += step == "xid"
+            (found,) = totals.carry(reading(f"sampler-{sampler}", xids=xid(count) if count else ())).devices
+            told[sampler] = count
+            assert [item.count for item in found.hardware.xids] == [sum(told.values())]
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=30))
