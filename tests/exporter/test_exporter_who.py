@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from poolmeter.exporter.attribution.devices import DeviceNames
 from poolmeter.exporter.attribution.naming import TenantRule
 from poolmeter.exporter.attribution.process import KEPT_US, Facts, Processes, parse_framework
 from poolmeter.exporter.attribution.source import ProcessKey, Quiet
-from poolmeter.exporter.attribution.users import UserNames, Users
+from poolmeter.exporter.attribution.users import KEEP_S, UserNames, Users
 from poolmeter.exporter.attribution.who import SETTLE_US, disagreements, holder_of, merge
 from poolmeter.exporter.render import Renderer
 from poolmeter.exporter.server import Face
@@ -378,6 +379,23 @@ def test_what_an_allocations_program_starts_without_the_hook_is_the_allocations(
     node.release(allocation)
     proc.end(40)
     node.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, "ann", "bob"]), st.sampled_from([1.0, 60.0, KEEP_S])), max_size=12))
+def test_a_directory_that_is_down_takes_no_name_away_and_is_asked_again_soon(looks: list[tuple[str | None, float]]) -> None:
+    now, answer, found, asked_at = 0.0, None, None, -KEEP_S
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("poolmeter.exporter.attribution.users.time", types.SimpleNamespace(monotonic=lambda: now))
+        users = UserNames(lambda _: answer, interval_s=60.0)
+        users.close()  # no thread: the test looks itself
+        users.want(5)
+        told = False
+        for answer, pause in looks:
+            now += pause
+            if now - asked_at >= (KEEP_S if told else 60.0):
+                asked_at, told, found = now, answer is not None, answer or found
+            users.worker.run()
+            assert users.name_of(5) == (found or "uid-5")
 
 
 def test_churn_leaves_nothing_behind(tmp_path: Path) -> None:
