@@ -94,13 +94,24 @@ class Use:
             self.sample_us = at
 
     def lists(self, handle: Any, errors: list[str]) -> tuple[dict[int, Listed], bool]:
-        """Processes with a context, once each (the compute, MPS and graphics lists overlap); and whether any list answered."""
+        """Processes with a context, once each (the compute, MPS and graphics lists overlap); and whether these are all.
+
+        Not all where the compute list could not be read; a card that has none is known by the others.
+        """
+        nvml = self.nvml.binding
         found: dict[int, Listed] = {}
-        known = False
+        known, failed = False, False
         for kind in ("Compute", "MPSCompute", "Graphics"):
-            rows = self.nvml.value(errors, f"nvmlDeviceGet{kind}RunningProcesses_v3", handle)
-            known = known or rows is not None
-            for row in rows or ():
+            name = f"nvmlDeviceGet{kind}RunningProcesses_v3"
+            try:
+                rows = self.nvml.call(name, handle)
+                known = True
+            except nvml.NVMLError as fault:
+                errors.append(f"{name}: {fault}")
+                lacks = self.nvml.code(fault) in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+                failed = failed or (kind == "Compute" and not lacks)
+                continue
+            for row in rows:
                 mine = found.setdefault(int(row.pid), Listed())
                 mine.memory = max((value for value in (mine.memory, number(row.usedGpuMemory)) if value is not None), default=None)
                 mine.gpu_instance = number(getattr(row, "gpuInstanceId", None))
@@ -116,7 +127,7 @@ class Use:
                 command = None if name is None else text(name)
             if is_server(command):
                 mine.mps = "server"
-        return found, known
+        return found, known and not failed
 
     def integrate(self, handle: Any, listed: Mapping[int, Listed], errors: list[str]) -> None:
         """Adds each process's samples to its total; together they never exceed the time since the last look.
