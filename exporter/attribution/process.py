@@ -1,7 +1,7 @@
 """What /proc says of a process: cgroup, user, pids, ancestors, framework. Read for (pid, start time), and never of another process.
 
-/proc/PID/environ is not read, though it would name Slurm accounts and more: it holds the secrets of every program, reading it takes
-the right to trace them, and what it says is the program's own to change.
+/proc/PID/environ is not read here, though it would name Slurm accounts and more: it holds the secrets of every program, reading it takes
+the right to trace them, and what it says is the program's own to change. (Of MPS clients `poolmeter.vendors.mps` reads it, for their limit.)
 """
 
 import os

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from poolmeter.exporter.hardware import HardwareTotals
 from poolmeter.exporter.instances import Layout
 from poolmeter.model.hardware import Hardware, MigInstance, Vgpu, XidCount
-from poolmeter.vendors.mps import MpsClient, MpsControl, MpsState, parse_clients
+from poolmeter.vendors.mps import ENVIRON_BYTES, MpsClient, MpsControl, MpsState, parse_clients
 from poolmeter.vendors.nvidia import NvidiaVendor
 from poolmeter.vendors.nvidia_use import Use, divide
 from poolmeter.vendors.nvidia_vgpu import Vgpus
@@ -511,6 +511,7 @@ TABLE = """PID       ID        SERVER    DEVICE             NAMESPACE COMMAND
 4712      1         1000      GPU-cb213c89       4026531836 ./serve
 half a line
 """
+LIMIT = b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="
 
 
 def fake_proc(root: Path, processes: dict[int, str], environ: dict[int, bytes] | None = None) -> Path:
@@ -553,6 +554,43 @@ def test_a_daemon_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: 
     assert MpsControl(pipe_folder=tmp_path).read() is None
     program.write_text('#!/bin/sh\nread line\n[ "$line" = get_server_list ] && echo 77\nexit 0\n')
     assert MpsControl(pipe_folder=tmp_path).read() == MpsState(servers={77: None})
+
+
+@pytest.mark.parametrize("answering", ["own", "another's folder", "another's pipe", "another's link"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_only_a_daemon_of_root_or_of_the_same_user_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answering: str) -> None:
+    folder, link = tmp_path / "mps", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    (folder / "control").touch()
+    given = {"another's folder": folder, "another's pipe": folder / "control", "another's link": link}.get(answering)
+    if given is not None:
+        os.lchown(given, 4711, 4711)
+    program = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nread line\necho $line >> {tmp_path}/asked\necho 77\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    state = MpsControl(pipe_folder=link).read()
+    assert (tmp_path / "asked").exists() == (state is not None) == (answering == "own")
+
+
+@pytest.mark.parametrize(
+    ("environ", "ppm"),
+    [
+        (LIMIT + b"25\0", 250_000),
+        (b"A=1\0" + LIMIT + b"25\0B=2\0", 250_000),
+        (LIMIT + b"25", 600_000),  # no end: it may be cut off
+        (LIMIT + b"90\0", 600_000),
+        (LIMIT + b"x\0", 600_000),
+        (b"SECRET=" + b"x" * (1 << 20) + b"\0" + LIMIT + b"25\0", 600_000),
+        (b"A=" + b"x" * (ENVIRON_BYTES - 3 - len(LIMIT) - 1) + b"\0" + LIMIT + b"25\0", 600_000),  # the bound is within the number
+    ],
+)
+def test_of_a_clients_environment_its_limit_is_taken_from_a_bounded_part(tmp_path: Path, environ: bytes, ppm: int) -> None:
+    answers = {"get_server_list": "1000\n", "get_active_thread_percentage 1000": "60.0\n", "ps": TABLE}
+    state = MpsControl(answers.get, proc=fake_proc(tmp_path, {4711: "train"}, {4711: environ})).read()
+    assert state is not None and state.clients[0].active_thread_ppm == ppm
 
 
 def test_one_device_value_copied_to_all_sharers(say: Say, tmp_path: Path) -> None:

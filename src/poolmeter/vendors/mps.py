@@ -1,7 +1,10 @@
 """MPS as its control daemon tells it: servers, clients, active thread percentages. Asked only, never told.
 
 The daemon speaks a protocol of its own on a pipe; NVIDIA's program `nvidia-cuda-mps-control` is the way to it. It is run only where the
-pipe exists: run without a daemon it would say so, and with a wrong option it would start one.
+pipe exists: run without a daemon it would say so, and with a wrong option it would start one. Its default folder is below /tmp, where
+anybody may be first, so only a pipe of root's or of this process's own user is believed.
+
+What a client limits itself to the daemon does not tell: that is in the client's environment alone.
 """
 
 import os
@@ -15,6 +18,7 @@ from poolmeter.vendors.proc import PROC
 PIPE_FOLDER = Path("/tmp/nvidia-mps")  # the program's own default
 PROGRAM = "nvidia-cuda-mps-control"
 TIMEOUT_S = 2.0
+ENVIRON_BYTES = 65_536
 _SERVER = "nvidia-cuda-mps"  # as the kernel keeps it: 15 bytes
 _LIMIT = b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="
 
@@ -54,7 +58,7 @@ class MpsControl:
         self._proc = proc
 
     def _run(self, command: str) -> str | None:
-        if not (self._folder / "control").exists():
+        if not self._trusted():
             return None
         environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(self._folder)}
         try:
@@ -64,6 +68,15 @@ class MpsControl:
         except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
             return None
         return done.stdout if done.returncode == 0 else None
+
+    def _trusted(self) -> bool:
+        pipe = self._folder / "control"
+        try:
+            # The folder also as a link: whoever owns that may point it elsewhere at any time.
+            owners = {os.lstat(self._folder).st_uid, os.stat(self._folder).st_uid, os.stat(pipe).st_uid}
+        except OSError:
+            return False
+        return owners <= {0, os.geteuid()}
 
     def read(self) -> MpsState | None:
         """Servers and clients now; None when no daemon answers."""
@@ -81,9 +94,13 @@ class MpsControl:
         return MpsState(servers=dict(limits), clients=tuple(clients))
 
     def _own_limit(self, pid: int) -> int | None:
-        """What the client asked for itself, which can only be less than the server's; readable with privilege alone."""
+        """What the client asked for itself, which can only be less than the server's; readable with privilege alone.
+
+        Nothing else of its environment is kept, and only the first ENVIRON_BYTES are read; the last variable of these may be cut off.
+        """
         try:
-            variables = (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
+            with (self._proc / str(pid) / "environ").open("rb") as environ:
+                variables = environ.read(ENVIRON_BYTES).split(b"\0")[:-1]
         except OSError:
             return None
         found = next((item.removeprefix(_LIMIT) for item in variables if item.startswith(_LIMIT)), None)
