@@ -132,6 +132,6 @@ def _uid(facts: Facts) -> int | None:
         outer = place.outer or place.container
         if outer is not None:
             return outer.rootless_uid
-        if place.pod_uid:
+        if place.pod_uid or place.enclosed:
             return None
     return facts.uid

@@ -322,6 +322,31 @@ def test_a_users_own_container_is_another_holder_than_one_of_the_same_id() -> No
     user.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "user"),
+    [
+        ("/user.slice/user-1000.slice/session-3.scope", "user-7"),
+        ("/system.slice/train.service", "user-7"),
+        (f"/tenant-a/{CID}", None),
+        (f"/ecs/{'0f' * 16}/{CID}", None),
+        (f"/system.slice/train.service/libpod-payload-{CID}", None),
+        (f"/docker/{CID}", None),
+        (PATH, None),
+        (f"/user.slice/user-1000.slice/user@1000.service/app.slice/libpod-payload-{CID}", "user-1000"),
+        (f"/user.slice/user-1000.slice/user@1000.service/tenant-a/{CID}", "user-1000"),
+        (f"/user.slice/user-1000.slice/user@1000.service/app.slice/hidden-{CID}.scope", "user-1000"),
+    ],
+)
+def test_a_user_id_inside_a_container_is_never_taken_for_the_hosts(path: str, user: str | None) -> None:
+    source = Users(TenantRule(), UserNames(lambda uid: f"user-{uid}"))
+    facts = Facts(ProcessKey(8, 9), place=parse_path(path), uid=7)
+    source._users.close()  # no thread: the test looks itself
+    source.refresh({facts.key: facts}, DeviceNames())
+    source._users.worker.run()
+    said = source.claim(facts)
+    assert (said.user if said else None) == user and not source.pending(facts)
+
+
 def test_disagreements_are_on_the_page_and_in_the_snapshot(pods: tuple[Node, Says]) -> None:
     node, source = pods
     source.claims[70] = dataclasses.replace(source.claims[70], device_uuids=(OTHER,))
