@@ -127,7 +127,8 @@ class Who:
         return tuple(fault for source in self._sources for fault in self._ask(source, source.faults, _NO_FAULTS))
 
     def close(self) -> None:
-        """End the sources' threads."""
+        """End the threads."""
+        self._processes.close()
         for source in self._sources:
             source.close()
 
