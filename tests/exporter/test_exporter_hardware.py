@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from poolmeter.exporter.hardware import HardwareTotals
 from poolmeter.exporter.instances import Layout
 from poolmeter.model.hardware import Hardware, MigInstance, Vgpu, XidCount
-from poolmeter.vendors.mps import ENVIRON_BYTES, MpsClient, MpsControl, MpsState, parse_clients
+from poolmeter.vendors.mps import ENVIRON_BYTES, MpsClient, MpsControl, parse_clients
 from poolmeter.vendors.nvidia import NvidiaVendor
 from poolmeter.vendors.nvidia_use import Use, divide
 from poolmeter.vendors.nvidia_vgpu import Vgpus
@@ -526,20 +526,16 @@ def fake_proc(root: Path, processes: dict[int, str], environ: dict[int, bytes] |
 def test_the_control_pipe_tells_servers_clients_and_percentages(tmp_path: Path) -> None:
     answers = {"get_server_list": "1000\n", "get_active_thread_percentage 1000": "60.0\n", "ps": TABLE}
     proc = fake_proc(tmp_path, {4711: "train", 4712: "serve"}, {4711: b"A=1\0CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25\0"})
-    state = MpsControl(answers.get, proc=proc).read()
-    assert state == MpsState(
-        servers={1000: 600_000},
-        clients=(
-            MpsClient(pid=4711, server=1000, device="GPU-cb213c89", active_thread_ppm=250_000),
-            MpsClient(pid=4712, server=1000, device="GPU-cb213c89", active_thread_ppm=600_000),
-        ),
+    assert MpsControl(answers.get, proc=proc).read() == (
+        MpsClient(pid=4711, server=1000, active_thread_ppm=250_000),
+        MpsClient(pid=4712, server=1000, active_thread_ppm=600_000),
     )
 
 
 def test_no_daemon_a_refusal_and_rubbish_are_nothing(tmp_path: Path) -> None:
     assert MpsControl(pipe_folder=tmp_path / "none").read() is None
     assert MpsControl(lambda _: None).read() is None
-    assert MpsControl(lambda _: "Failed to connect").read() == MpsState()
+    assert MpsControl(lambda _: "Failed to connect").read() == ()
     assert parse_clients("") == [] and parse_clients("PID SERVER\nx y\n1\n") == []
 
 
@@ -552,8 +548,10 @@ def test_a_daemon_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setattr("poolmeter.vendors.mps.TIMEOUT_S", 0.3)
     assert MpsControl(pipe_folder=tmp_path).read() is None
-    program.write_text('#!/bin/sh\nread line\n[ "$line" = get_server_list ] && echo 77\nexit 0\n')
-    assert MpsControl(pipe_folder=tmp_path).read() == MpsState(servers={77: None})
+    program.write_text(
+        '#!/bin/sh\nread line\n[ "$line" = get_server_list ] && echo 77\n[ "$line" = ps ] && echo "PID SERVER\n4711 77"\nexit 0\n'
+    )
+    assert MpsControl(pipe_folder=tmp_path).read() == (MpsClient(pid=4711, server=77),)
 
 
 @pytest.mark.parametrize("answering", ["own", "another's folder", "another's pipe", "another's link"])
@@ -571,8 +569,8 @@ def test_only_a_daemon_of_root_or_of_the_same_user_is_asked(tmp_path: Path, monk
     program.write_text(f"#!/bin/sh\nread line\necho $line >> {tmp_path}/asked\necho 77\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    state = MpsControl(pipe_folder=link).read()
-    assert (tmp_path / "asked").exists() == (state is not None) == (answering == "own")
+    clients = MpsControl(pipe_folder=link).read()
+    assert (tmp_path / "asked").exists() == (clients is not None) == (answering == "own")
 
 
 @pytest.mark.parametrize(
@@ -589,8 +587,8 @@ def test_only_a_daemon_of_root_or_of_the_same_user_is_asked(tmp_path: Path, monk
 )
 def test_of_a_clients_environment_its_limit_is_taken_from_a_bounded_part(tmp_path: Path, environ: bytes, ppm: int) -> None:
     answers = {"get_server_list": "1000\n", "get_active_thread_percentage 1000": "60.0\n", "ps": TABLE}
-    state = MpsControl(answers.get, proc=fake_proc(tmp_path, {4711: "train"}, {4711: environ})).read()
-    assert state is not None and state.clients[0].active_thread_ppm == ppm
+    clients = MpsControl(answers.get, proc=fake_proc(tmp_path, {4711: "train"}, {4711: environ})).read()
+    assert clients is not None and clients[0].active_thread_ppm == ppm
 
 
 def test_one_device_value_copied_to_all_sharers(say: Say, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ What a client limits itself to the daemon does not tell: that is in the client's
 import os
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poolmeter.vendors.proc import PROC
@@ -25,20 +25,11 @@ _LIMIT = b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="
 
 @dataclass(frozen=True, kw_only=True)
 class MpsClient:
-    """A client process; `device` is the UUID as the daemon writes it, which may be a prefix."""
+    """A client process, the pid of its server, and its active thread percentage in parts per million (None: not told)."""
 
     pid: int
     server: int
-    device: str | None
     active_thread_ppm: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MpsState:
-    """What the daemon tells; `servers` maps pid to active thread percentage in parts per million (None: not told)."""
-
-    servers: dict[int, int | None] = field(default_factory=dict)
-    clients: tuple[MpsClient, ...] = ()
 
 
 Say = Callable[[str], str | None]
@@ -78,20 +69,19 @@ class MpsControl:
             return False
         return owners <= {0, os.geteuid()}
 
-    def read(self) -> MpsState | None:
-        """Servers and clients now; None when no daemon answers."""
+    def read(self) -> tuple[MpsClient, ...] | None:
+        """Clients now; None when no daemon answers."""
         listing = self._say("get_server_list")
         if listing is None:
             return None
-        servers = {int(word): None for word in listing.split() if word.isdigit()}
+        servers = dict.fromkeys(int(word) for word in listing.split() if word.isdigit())
         limits = {pid: _percentage(self._say(f"get_active_thread_percentage {pid}")) for pid in servers}
         clients = []
         for client in parse_clients(self._say("ps") or ""):
             own, server = self._own_limit(client.pid), limits.get(client.server)
             known = [limit for limit in (own, server) if limit is not None]
-            limit = min(known) if known else None
-            clients.append(MpsClient(pid=client.pid, server=client.server, device=client.device, active_thread_ppm=limit))
-        return MpsState(servers=dict(limits), clients=tuple(clients))
+            clients.append(replace(client, active_thread_ppm=min(known, default=None)))
+        return tuple(clients)
 
     def _own_limit(self, pid: int) -> int | None:
         """What the client asked for itself, which can only be less than the server's; readable with privilege alone.
@@ -128,7 +118,5 @@ def parse_clients(table: str) -> list[MpsClient]:
         server = columns.get("SERVER", len(words))
         if len(words) <= server or not (words[0].isdigit() and words[server].isdigit()):
             continue
-        device = columns.get("DEVICE")
-        named = words[device] if device is not None and device < len(words) else None
-        found.append(MpsClient(pid=int(words[0]), server=int(words[server]), device=named))
+        found.append(MpsClient(pid=int(words[0]), server=int(words[server])))
     return found
