@@ -85,7 +85,7 @@ class Processes:
         self._seen_us: dict[ProcessKey, int] = {}
         self._unread: deque[ProcessKey] = deque(maxlen=MAX_UNREAD)
         self._told: deque[tuple[ProcessKey, str]] = deque(maxlen=MAX_UNREAD)
-        self._maps: Worker[None] = Worker("maps", self._look, 60.0, 10.0)
+        self._maps = self._reader()
 
     def refresh(self, seen: Iterable[tuple[ProcessKey, frozenset[str]]], now_us: int) -> dict[ProcessKey, Facts]:
         """Facts of the processes that are seen now."""
@@ -116,12 +116,19 @@ class Processes:
         return self._known.get(key)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; the next process that is new starts another."""
         self._maps.close()
+        self._maps = self._reader()
+
+    def _reader(self) -> Worker[None]:
+        return Worker("maps", self._look, 60.0, 10.0)
 
     def _look(self) -> None:
-        while self._unread:
-            key = self._unread.popleft()
+        while True:
+            try:
+                key = self._unread.popleft()
+            except IndexError:  # also where a thread that was stuck comes back beside its successor
+                return
             if start_ticks_of(key.pid, self._proc) != key.start_ticks:
                 continue
             maps = _head(self._proc / str(key.pid) / "maps", MAPS_BYTES)

@@ -292,6 +292,9 @@ def test_maps_that_hang_hold_up_no_tick_and_are_taken_for_no_other_process(tmp_p
     processes.refresh([], KEPT_US + 1)
     assert processes.of(key) is None and not processes._unread and not processes._told
     processes.close()
+    late = [(proc.add(52, maps=cuda), frozenset[str]())]  # as after a reload of the sources
+    until(lambda: processes.refresh(late, KEPT_US + 2)[late[0][0]].framework == "cuda")
+    processes.close()
 
 
 def test_trust_goes_in_order_and_nothing_is_dropped() -> None:
