@@ -1,9 +1,10 @@
 """Counters of the hardware carried on: whatever starts anew behind them (a driver, a sampler, a cleared register), none goes down.
 
 What is kept lies in the ledger, so it survives the exporter too: under `uuid|name|key`, the total before the counter's last new start, what
-it said last, and of Xids when.
+it said last, and of Xids when, and a mark of the reader that said so.
 """
 
+import zlib
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,15 +23,14 @@ class HardwareTotals:
     def __init__(self, kept: Kept, origin: str) -> None:
         """`kept` is the ledger's, and is changed here; `origin` names since when it counts."""
         self._kept, self._origin = kept, origin
-        self._reader: str | None = None
+        self._absent: set[str] = set()
 
     def carry(self, reading: VendorReading) -> VendorReading:
         """The reading with totals in place of the raw counters; Xids stay when the card is lost."""
-        anew = self._reader != reading.origin
-        self._reader = reading.origin
-        return replace(reading, devices=tuple(self._device(device, anew) for device in reading.devices))
+        reader = zlib.crc32(reading.origin.encode())
+        return replace(reading, devices=tuple(self._device(device, reader) for device in reading.devices))
 
-    def _device(self, device: DeviceReading, anew: bool) -> DeviceReading:
+    def _device(self, device: DeviceReading, reader: int) -> DeviceReading:
         hardware, uuid = device.hardware, device.uuid
         values: dict[str, object] = {"origin": self._origin}
         for name in _NUMBERS:
@@ -39,17 +39,28 @@ class HardwareTotals:
                 values[name] = self._total(raw, uuid, name, "")
         for name in _MAPS:
             values[name] = {key: self._total(raw, uuid, name, key) for key, raw in getattr(hardware, name).items()}
-        values["xids"] = self._xids(uuid, hardware, anew)
-        parts: tuple[MigInstance | Vgpu, ...] = (*(hardware.instances or ()), *(hardware.vgpus or ()))
+        values["xids"] = self._xids(uuid, hardware, reader)
         if device.up and not hardware.stale:
-            prefix, present = f"{uuid}|part|", {part.uuid for part in parts}
-            for key in [key for key in self._kept if key.startswith(prefix) and key.removeprefix(prefix) not in present]:
-                del self._kept[key]
+            self._forget(uuid, hardware)
         if hardware.instances is not None:
             values["instances"] = tuple(self._busy(uuid, part) for part in hardware.instances)
         if hardware.vgpus is not None:
             values["vgpus"] = tuple(self._busy(uuid, part) for part in hardware.vgpus)
         return replace(device, hardware=replace(hardware, **values))  # type: ignore[arg-type]
+
+    def _forget(self, uuid: str, hardware: Hardware) -> None:
+        """Lets go of instances and vGPUs that two readings lack: in one, a call for them may have failed."""
+        prefix = f"{uuid}|part|"
+        for key in [key for key in self._kept if key.startswith(prefix)]:
+            part = key.removeprefix(prefix)
+            told: tuple[MigInstance | Vgpu, ...] | None = hardware.instances if part.startswith("MIG-") else hardware.vgpus
+            if told is None or any(item.uuid == part for item in told):
+                self._absent.discard(key)
+            elif key in self._absent:
+                self._absent.discard(key)
+                del self._kept[key]
+            else:
+                self._absent.add(key)
 
     def _total(self, raw: int, uuid: str, name: str, key: str) -> int:
         counter = self._kept.setdefault(f"{uuid}|{name}|{key}", [0, 0])
@@ -63,7 +74,7 @@ class HardwareTotals:
             return part
         return replace(part, busy_us_total=self._total(part.busy_us_total, uuid, "part", part.uuid))
 
-    def _xids(self, uuid: str, hardware: Hardware, anew: bool) -> tuple[XidCount, ...]:
+    def _xids(self, uuid: str, hardware: Hardware, reader: int) -> tuple[XidCount, ...]:
         """Counts of this reader and of those before it: a new one begins at none, so what it says first says nothing of the old one's."""
         prefix = f"{uuid}|xid|"
         for item in hardware.xids:
@@ -73,12 +84,14 @@ class HardwareTotals:
         for key, counter in self._kept.items():
             if not key.startswith(prefix):
                 continue
+            before, count, last_us, *known = counter
+            if known != [reader]:
+                before, count = before + count, 0
             xid = int(key.removeprefix(prefix))
-            if anew:
-                counter[0], counter[1] = counter[0] + counter[1], 0
             if xid in told:
-                counter[1:] = [max(counter[1], told[xid].count), max(counter[2], told[xid].last_us)]
-            found.append(XidCount(xid=xid, count=counter[0] + counter[1], last_us=counter[2]))
+                count, last_us = max(count, told[xid].count), max(last_us, told[xid].last_us)
+            counter[:] = before, count, last_us, reader
+            found.append(XidCount(xid=xid, count=before + count, last_us=last_us))
         return tuple(sorted(found, key=lambda item: item.xid))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from poolmeter.exporter.allocations import AllocationReading
-from poolmeter.model.allocation import Allocation, SlicePromise
+from poolmeter.model.allocation import Allocation, AllocationState, SlicePromise
 from poolmeter.pages.grant import Grant
 from poolmeter.pages.meter import DeviceCounters, MeterReading, SharedTotals
 from poolmeter.sharing.mig import of_the_card, placement_ppm
@@ -66,15 +66,19 @@ class Layout:
                     ppm = placement_ppm(item.placement_start, item.placement_size, slots)
                     self._known[item.uuid] = Instance(device.uuid, ppm, item.compute_slices, compute)
 
-    def allocation(self, allocation: Allocation) -> Allocation:
-        """The allocation with promises on cards in place of those on instances; several instances of a card are one promise."""
+    def allocation(self, allocation: Allocation, retired: bool = False) -> Allocation:
+        """The allocation with promises on cards in place of those on instances; several instances of a card are one promise.
+
+        It has its instances from now on, unless it is released, suspended or `retired`: then they may be another's by now.
+        """
         if not any(promise.device_uuid in self._known for promise in allocation.slices):
             return allocation
         merged: dict[str, SlicePromise] = {}
         for promise in allocation.slices:
             place = self._known.get(promise.device_uuid)
             if place is not None:
-                self._owners[promise.device_uuid] = allocation.id
+                if allocation.state is AllocationState.ACTIVE and not retired:
+                    self._owners[promise.device_uuid] = allocation.id
                 promise = replace(promise, device_uuid=place.card, promise_ppm=place.ppm)
             before = merged.get(promise.device_uuid)
             if before is not None:
@@ -89,7 +93,7 @@ class Layout:
             return reading
         return replace(
             reading,
-            allocation=self.allocation(reading.allocation) if reading.allocation else None,
+            allocation=self.allocation(reading.allocation, reading.retired) if reading.allocation else None,
             grant=self._grant(reading.grant) if reading.grant else None,
             meter=self._meter(reading.meter) if reading.meter else None,
         )

@@ -207,7 +207,9 @@ class Strangers:
     def _claim_instance(self, device: DeviceLedger, use: InstanceUse, tick: _Tick) -> None:
         """Hardware activity of a MIG instance: its slice's where it has no meter, unaccounted where it is nobody's."""
         counted = self.ledger.instances.setdefault(use.uuid, use.busy_us_total)
-        wanted = max(0, use.busy_us_total - counted)
+        if use.busy_us_total < counted:
+            counted = self.ledger.instances[use.uuid] = 0  # an instance made anew under its old name begins at nothing
+        wanted = use.busy_us_total - counted
         key = f"{device.uuid}|{use.allocation_id}"
         if key in tick.metered:
             self.ledger.instances[use.uuid] = use.busy_us_total

@@ -7,7 +7,7 @@ a container), which only the kubelet's own word makes good.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 MAX_BYTES = 65_536
@@ -17,9 +17,10 @@ _ID = r"[0-9a-f]{64}"
 _UID = r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}"  # static pods: a hash
 _POD_SLICE = re.compile(rf"^(?:[A-Za-z0-9._-]*-)?kubepods(?:-(burstable|besteffort))?-pod({_UID})\.slice$")
 _POD_FOLDER = re.compile(rf"^pod({_UID})$")
-_SCOPE = re.compile(rf"^(cri-containerd|crio|docker|libpod|nerdctl|containerd|cri-o)-({_ID})(?:\.scope)?$")
+_SCOPE = re.compile(rf"^(cri-containerd|crio|docker|libpod|nerdctl|containerd|cri-o|libpod-payload)-({_ID})(?:\.scope)?$")
 _COLON = re.compile(rf"^(?:.*-pod({_UID})\.slice|[^:]*):(cri-containerd|crio|docker|nerdctl|containerd|libpod):({_ID})$")
 _BARE = re.compile(rf"^{_ID}$")
+_ANY = re.compile(rf"(?:^|[^0-9a-f])({_ID})(?:\.scope)?$")  # as every runtime names them, known or not
 _JOB = re.compile(r"^job_([0-9]{1,10})$")
 _STEP = re.compile(r"^step_([0-9]{1,10}|batch|extern|interactive)$")
 _SLURM_UID = re.compile(r"^uid_([0-9]{1,10})$")
@@ -42,6 +43,7 @@ _RUNTIMES = {
     "cri-o": "crio",
     "docker": "docker",
     "libpod": "podman",
+    "libpod-payload": "podman",  # --cgroups=split, as Quadlet does
 }
 # Folders in which a runtime without a systemd driver puts its containers: containerd's are named for its namespaces.
 _PARENTS: dict[str, str | None] = {
@@ -74,7 +76,10 @@ class Container:
 
 @dataclass(frozen=True)
 class Place:
-    """What a process's cgroup path says. `nested` is True when the pod lies inside `outer`, a container."""
+    """What a process's cgroup path says. `nested` is True when the pod lies inside `outer`, a container.
+
+    `enclosed`: it lies in what looks like a container and is none that is known, so that its user ids may be its own.
+    """
 
     path: str
     container: Container | None = None
@@ -87,6 +92,7 @@ class Place:
     unit: str | None = None
     user_unit: str | None = None
     login_uid: int | None = None
+    enclosed: bool = False
 
     @property
     def nested(self) -> bool:
@@ -115,10 +121,11 @@ def place_of(lines: tuple[Line, ...]) -> Place | None:
     for place in places:
         if place.container or place.pod_uid or place.job:
             return place
+    enclosed = any(place.enclosed for place in places)
     for place in places:
         if place.unit or place.login_uid is not None:
-            return place
-    return places[0]
+            return replace(place, enclosed=enclosed)
+    return replace(places[0], enclosed=enclosed)
 
 
 def _rank(line: Line) -> int:
@@ -152,6 +159,7 @@ class _Reader:
         self.login: int | None = None
         self.manager: int | None = None
         self.closed = False  # nothing of what follows is root's word
+        self.enclosed = False
         self._slurm = False
         self._kube = path.startswith("/..")  # the folder of all pods may be among those that are not shown
         self._slurm_uid: int | None = None
@@ -217,7 +225,9 @@ class _Reader:
         return False
 
     def _container(self, part: str, before: str) -> bool:
+        named = _ANY.search(part)
         if self.closed and self.manager is None:
+            self.enclosed = self.enclosed or named is not None
             return False
         runtime, identity, uid = None, None, None
         if match := _SCOPE.match(part):
@@ -226,7 +236,10 @@ class _Reader:
             runtime, identity, uid = _RUNTIMES[match[2]], match[3], match[1]
         elif _BARE.match(part) and (before in _PARENTS or _POD_FOLDER.match(before) or _POD_SLICE.match(before)):
             runtime, identity = _PARENTS.get(before), part
+        elif named and self.manager is not None:
+            identity = named[1]  # a user hides nobody: whatever he calls it, it is his
         if identity is None:
+            self.enclosed = self.enclosed or named is not None
             return False
         if uid is not None and not self.pods and not self.closed and self.job is None:
             qos = next((name for name in ("burstable", "besteffort") if name in part), "guaranteed")
@@ -246,8 +259,20 @@ class _Reader:
             container = self.containers[outside] if len(self.containers) > outside else None
         elif self.containers:
             container = self.containers[0]
+        enclosed = self.enclosed and not self.containers and not self.pods
         return Place(
-            self.path, container, pod_uid, qos, outer, self.job, self.job_step, self.job_uid, self.unit, self.user_unit, self.login
+            self.path,
+            container,
+            pod_uid,
+            qos,
+            outer,
+            self.job,
+            self.job_step,
+            self.job_uid,
+            self.unit,
+            self.user_unit,
+            self.login,
+            enclosed,
         )
 
 

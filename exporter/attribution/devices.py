@@ -12,6 +12,7 @@ _CARD = re.compile(rf"^((?:GPU|MIG)-{_UUID})(?:::[0-9]+|[-_][0-9]{{1,4}})?$")
 _OLD_MIG = re.compile(rf"^MIG-(GPU-{_UUID})/[0-9]+/[0-9]+(?:::[0-9]+)?$")
 _INDEX = re.compile(r"^([0-9]{1,4})(?:[:.][0-9]{1,4})?(?:::[0-9]+)?$")  # 0, and 0:1 or 0.1 for an instance of card 0
 _DRA = re.compile(r"^gpu-([0-9]{1,4})(?:-mig-[A-Za-z0-9._-]+)?$")
+_NODE = re.compile(r"^nvidia([0-9]{1,4})(?:/gi[0-9]+)?(?:/vgpu[0-9]+)?$")  # GKE: the device file, an instance of it, a replica
 _CDI = re.compile(r"^[A-Za-z0-9.-]+/[A-Za-z0-9._-]+=(.+)$")
 
 
@@ -41,6 +42,8 @@ class DeviceNames:
         if match := _DRA.match(name):
             # The DRA driver counts by minor number.
             return tuple(uuid for minor, uuid in self.by_minor or self.by_index if minor == int(match[1]))
+        if match := _NODE.match(name):
+            return tuple(uuid for minor, uuid in self.by_minor if minor == int(match[1]))
         if match := _INDEX.match(name):
             return tuple(uuid for index, uuid in self.by_index if index == int(match[1]))
         return ()

@@ -42,8 +42,10 @@ class Kubernetes:
         self._devices = DeviceNames()
         self._resolved: dict[str, Named] = {}  # by container id, or pod uid: neither is ever given to another
         self._asked: dict[str, int] = {}
+        self._runs = 0  # looks that `_given` comes from
         self._given: dict[Named, tuple[str, ...]] = {}
         self._given_from: tuple[object, ...] = ()
+        self._unclear: set[Named] = set()  # containers with a device whose name means none here
         self._unknown = 0
         self._in_use = False
         self._trouble: str | None = None
@@ -68,31 +70,33 @@ class Kubernetes:
         if not self._in_use:
             return
         result = self.worker.result
-        names = self._names
+        self._runs, names = result.runs, self._names
         self._take(result.value or () if result.trouble is None and self._trouble is None else ())
         for facts in processes.values():
             self._resolve(facts, names)
         present = {key for facts in processes.values() for key in _keys(facts)}
         self._resolved = {key: named for key, named in self._resolved.items() if key in present}
-        new = {key for key in present if key not in self._asked}
-        if new or result.runs == 0:
+        begun = self.worker.begun
+        if present - self._asked.keys() or begun == 0:
             self.worker.wake()
-        self._asked = {key: self._asked.get(key, result.runs) for key in present}
+        self._asked = {key: self._asked.get(key, begun) for key in present}
 
     def _take(self, given: tuple[Given, ...]) -> None:
         # The same answer and the same devices give the same map; most ticks have both.
         if self._given_from and self._given_from[0] is given and self._given_from[1] == self._devices:
             return
         self._given_from = (given, self._devices)
-        self._given, self._unknown = {}, 0
+        self._given, self._unclear, self._unknown = {}, set(), 0
         for item in given:
+            told = item.named
+            shown = Named(printable(told.namespace), printable(told.pod), printable(told.container) if told.container else None)
             uuids: dict[str, None] = {}
             for name in item.devices:
                 found = self._devices.resolve(name)
-                self._unknown += not found
+                if not found:
+                    self._unknown += 1
+                    self._unclear.add(shown)
                 uuids.update(dict.fromkeys(found or (printable(name),)))
-            told = item.named
-            shown = Named(printable(told.namespace), printable(told.pod), printable(told.container) if told.container else None)
             self._given[shown] = tuple(uuids)
 
     def _resolve(self, facts: Facts, names: Names) -> None:
@@ -122,6 +126,8 @@ class Kubernetes:
                     pod = holders[0].pod
                     container = holders[0].container if len(holders) == 1 else None
         tenant, _ = self._tenant(namespace, pod, container)
+        # A look that began before the pod or container was seen may be older than what it was given.
+        looked = all(self._asked.get(key, self._runs) < self._runs for key in _keys(facts))
         return Claim(
             source=self.name,
             tenant=tenant,
@@ -130,7 +136,7 @@ class Kubernetes:
             pod_uid=place.pod_uid,
             container=container,
             container_id=container_id,
-            device_uuids=self._devices_of(namespace, pod, container),
+            device_uuids=self._devices_of(namespace, pod, container) if looked else None,
         )
 
     def _tenant(self, namespace: str | None, pod: str | None, container: str | None) -> tuple[str | None, bool]:
@@ -142,6 +148,8 @@ class Kubernetes:
         found: dict[str, None] = {}
         for named, uuids in self._given.items():
             if (named.namespace, named.pod) == (namespace, pod) and container in (None, named.container):
+                if named in self._unclear:
+                    return None
                 found.update(dict.fromkeys(uuids))
         return tuple(found)
 

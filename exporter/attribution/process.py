@@ -1,23 +1,26 @@
 """What /proc says of a process: cgroup, user, pids, ancestors, framework. Read for (pid, start time), and never of another process.
 
-/proc/PID/environ is not read, though it would name Slurm accounts and more: it holds the secrets of every program, reading it takes
-the right to trace them, and what it says is the program's own to change.
+/proc/PID/environ is not read here, though it would name Slurm accounts and more: it holds the secrets of every program, reading it takes
+the right to trace them, and what it says is the program's own to change. (Of MPS clients `poolmeter.vendors.mps` reads it, for their limit.)
 """
 
 import os
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poolmeter.exporter.attribution.cgroup import MAX_BYTES, Place, parse_cgroup, place_of
 from poolmeter.exporter.attribution.source import ProcessKey
+from poolmeter.exporter.attribution.worker import Worker
 from poolmeter.vendors.proc import PROC, namespace_pids, start_ticks_of
 
 AGAIN_US = 30_000_000  # a process may be moved to another cgroup
 KEPT_US = 60_000_000  # samples of a process may come after its end
 MAPS_BYTES = 16 << 20
 MAX_ANCESTORS = 32
+MAX_UNREAD = 4096
 
 # By the names of the libraries alone. Hygon's DTK is a branch of ROCm and has its library names: where they lie tells the two apart.
 _LIBRARY = re.compile(
@@ -69,21 +72,34 @@ def parse_uid(status: bytes) -> int | None:
 
 
 class Processes:
-    """Facts by process, kept while it is seen and a while longer. Framework and ancestors are read once: maps takes the memory lock of the program."""
+    """Facts by process, kept while it is seen and a while longer. Framework and ancestors are read once.
+
+    Maps take the memory lock of the program, which one that is stuck in a driver may hold: a thread reads them, and until it has the
+    framework is not known.
+    """
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
         self._known: dict[ProcessKey, Facts] = {}
         self._read_us: dict[ProcessKey, int] = {}
         self._seen_us: dict[ProcessKey, int] = {}
+        self._unread: deque[ProcessKey] = deque(maxlen=MAX_UNREAD)
+        self._told: deque[tuple[ProcessKey, str]] = deque(maxlen=MAX_UNREAD)
+        self._maps = self._reader()
 
     def refresh(self, seen: Iterable[tuple[ProcessKey, frozenset[str]]], now_us: int) -> dict[ProcessKey, Facts]:
         """Facts of the processes that are seen now."""
+        while self._told:
+            key, framework = self._told.popleft()
+            if key in self._known:
+                self._known[key] = replace(self._known[key], framework=framework)
         out: dict[ProcessKey, Facts] = {}
         for key, devices in seen:
             self._seen_us[key] = now_us
             known = self._known.get(key)
             if known is None or now_us - self._read_us[key] >= AGAIN_US:
+                if known is None:
+                    self._unread.append(key)
                 known = self._read(key, known, now_us)
                 self._read_us[key] = now_us
             if known.devices != devices:
@@ -91,11 +107,34 @@ class Processes:
             self._known[key] = out[key] = known
         for key in [key for key, at in self._seen_us.items() if now_us - at > KEPT_US]:
             del self._seen_us[key], self._known[key], self._read_us[key]
+        if self._unread:
+            self._maps.wake()
         return out
 
     def of(self, key: ProcessKey) -> Facts | None:
         """What was read of a process; None when it was not seen for a while."""
         return self._known.get(key)
+
+    def close(self) -> None:
+        """End the thread; the next process that is new starts another."""
+        self._maps.close()
+        self._maps = self._reader()
+
+    def _reader(self) -> Worker[None]:
+        return Worker("maps", self._look, 60.0, 10.0)
+
+    def _look(self) -> None:
+        while True:
+            try:
+                key = self._unread.popleft()
+            except IndexError:  # also where a thread that was stuck comes back beside its successor
+                return
+            if start_ticks_of(key.pid, self._proc) != key.start_ticks:
+                continue
+            maps = _head(self._proc / str(key.pid) / "maps", MAPS_BYTES)
+            framework = parse_framework(maps) if maps else None
+            if framework is not None and start_ticks_of(key.pid, self._proc) == key.start_ticks:
+                self._told.append((key, framework))
 
     def _read(self, key: ProcessKey, known: Facts | None, now_us: int) -> Facts:
         folder = self._proc / str(key.pid)
@@ -112,8 +151,7 @@ class Processes:
             namespace_pid=pids[-1] if len(pids) > 1 else first.namespace_pid,
         )
         if known is None:
-            maps = _head(folder / "maps", MAPS_BYTES)
-            fresh = replace(fresh, framework=parse_framework(maps) if maps else None, ancestors=self._ancestors(key))
+            fresh = replace(fresh, ancestors=self._ancestors(key))
         # The pid may have got another process meanwhile: then nothing of this is about ours.
         return fresh if start_ticks_of(key.pid, self._proc) == key.start_ticks else first
 

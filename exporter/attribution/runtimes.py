@@ -1,6 +1,5 @@
 """Attribution by container runtimes: the container's id from the cgroup path, its name, image and labels from the runtime's socket."""
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -132,21 +131,22 @@ class Runtime(Quiet):
         self._inspect = inspect or self._kind.inspect
         self._door = Door(settings.use, settings.socket)
         # Each container may take its time.
-        self.worker: Worker[dict[str, Described]] = Worker(settings.name, self._look, settings.interval_s, 10 * settings.timeout_s)
-        self._wanted: dict[str, Container] = {}
-        self._answers: dict[str, Described] = {}
-        self._missing: dict[str, float] = {}
-        self._asked: dict[str, int] = {}
+        self.worker: Worker[dict[Container, Described]] = Worker(settings.name, self._look, settings.interval_s, 10 * settings.timeout_s)
+        # By the container with its owner: below his own manager a user may give a folder any id, and his own runtime answers for that.
+        self._wanted: tuple[Container, ...] = ()
+        self._answers: dict[Container, Described] = {}
+        self._missing: dict[Container, float] = {}
+        self._asked: dict[Container, int] = {}
         self._in_use = False
         self._trouble: str | None = None
 
     def version(self) -> object:
         return self.worker.result.runs
 
-    def _look(self) -> dict[str, Described]:
+    def _look(self) -> dict[Container, Described]:
         """Ask for every container that is not known yet; one socket that fails keeps no other from being asked."""
         # A user's own runtime may be slow on purpose: it comes last, and what is known before that is used at once.
-        wanted = dict(sorted(self._wanted.items(), key=lambda item: item[1].rootless_uid is not None))
+        wanted = sorted(self._wanted, key=lambda container: container.rootless_uid is not None)
         answers = self._answers = {key: value for key, value in self._answers.items() if key in wanted}
         troubles: dict[Path, str] = {}
         now = time.monotonic()
@@ -157,21 +157,21 @@ class Runtime(Quiet):
                 connect(self._settings.socket, self._settings.timeout_s).close()
             except OSError as error:
                 troubles[self._settings.socket] = f"socket {self._settings.socket} gives no answer: {error.strerror or error}"
-        for key, container in wanted.items():
-            if key in answers or key in self._missing:
+        for container in wanted:
+            if container in answers or container in self._missing:
                 continue
             socket, peer = self._socket_of(container)
             if socket is None or socket in troubles or (peer is None and (not in_use or trouble is not None)):
                 continue
             try:
-                found = self._inspect(socket, key, self._settings.timeout_s, peer)
+                found = self._inspect(socket, container.id, self._settings.timeout_s, peer)
             except Unavailable as error:
                 troubles[socket] = str(error)
                 continue
             if found is None:
-                self._missing[key] = now
+                self._missing[container] = now
             else:
-                answers = self._answers = {**answers, key: found}
+                answers = self._answers = {**answers, container: found}
         # A user's own runtime that does not answer is that user's affair.
         if self._settings.socket in troubles:
             raise Unavailable(troubles[self._settings.socket])
@@ -183,25 +183,19 @@ class Runtime(Quiet):
             return self._settings.socket, None
         if self._settings.rootless == "off" or self._kind.rootless is None or self._settings.use is Use.OFF:
             return None, None
-        path = self._settings.user_folder / str(uid) / self._kind.rootless
-        return (path, uid) if os.path.exists(path) else (None, None)
+        return self._settings.user_folder / str(uid) / self._kind.rootless, uid
 
     def refresh(self, processes: Mapping[ProcessKey, Facts], devices: DeviceNames) -> None:
         if self._settings.use is Use.OFF:
             return
-        wanted = {}
-        for facts in processes.values():
-            container = self._container(facts)
-            if container is not None:
-                wanted[container.id] = container
+        wanted = dict.fromkeys(container for facts in processes.values() if (container := self._container(facts)) is not None)
         self._in_use, self._trouble = self._door.look()
-        result = self.worker.result
-        rootless = any(self._socket_of(container)[1] is not None for container in wanted.values())
-        if (self._in_use or rootless) and (wanted.keys() - self._asked.keys() or (result.runs == 0 and self._in_use)):
-            self._wanted = wanted
+        self._wanted = tuple(wanted)
+        begun = self.worker.begun
+        rootless = any(self._socket_of(container)[1] is not None for container in wanted)
+        if (self._in_use or rootless) and (wanted.keys() - self._asked.keys() or (begun == 0 and self._in_use)):
             self.worker.wake()
-        self._wanted = wanted
-        self._asked = {key: self._asked.get(key, result.runs) for key in wanted}
+        self._asked = {container: self._asked.get(container, begun) for container in wanted}
 
     def _container(self, facts: Facts) -> Container | None:
         place = facts.place
@@ -212,7 +206,7 @@ class Runtime(Quiet):
         container = self._container(facts)
         if container is None or facts.place is None or self._settings.use is Use.OFF:
             return None
-        found = self._answers.get(container.id)
+        found = self._answers.get(container)
         if found is None:
             return Claim(source=self.name, container_id=container.id) if container.runtime is not None else None
         tenant = namespace = pod = name = None
@@ -236,11 +230,11 @@ class Runtime(Quiet):
 
     def pending(self, facts: Facts) -> bool:
         container = self._container(facts)
-        if container is None or container.id in self._answers or container.id not in self._asked:
+        if container is None or container in self._answers or container not in self._asked:
             return False
         if not self._in_use and self._socket_of(container)[1] is None:
             return False
-        return self.worker.result.runs <= self._asked[container.id]
+        return self.worker.result.runs <= self._asked[container]
 
     def health(self) -> SourceHealth | None:
         if not self._in_use:

@@ -27,10 +27,11 @@ _JOB = re.compile(rb"^[0-9]{1,10}(?:_[0-9]{1,10})?$")
 
 @dataclass(frozen=True)
 class Mapped:
-    """Job ids by the name of the file that lists them, and how many lines could not be used, by kind."""
+    """Job ids by the name of the file that lists them, and how many lines could not be used, by kind; `unclear` files may list more."""
 
     jobs: Mapping[str, tuple[str, ...]]
     faults: Mapping[str, int]
+    unclear: frozenset[str] = frozenset()
 
 
 def parse_mapping(body: bytes, steady_tail: bytes | None = None) -> tuple[tuple[str, ...], bytes, Counter[str]]:
@@ -79,19 +80,22 @@ class Slurm:
         self._tails: dict[str, tuple[bytes, float]] = {}  # an unended last line, and since when it has been the same
         self.worker: Worker[Mapped] = Worker("job mapping", self._look, interval_s, 3 * timeout_s)
         self._jobs_on: dict[str, tuple[str, ...]] = {}  # device -> jobs
+        self._unclear: frozenset[str] = frozenset()  # devices that may have more jobs than are known
         self._taken: tuple[object, ...] = ()
         self._unknown = 0
-        self._known_jobs: frozenset[str] = frozenset()
+        self._asked: dict[str, int] = {}
+        self._runs = 0  # looks that `_jobs_on` comes from
         self._good = False
 
     def version(self) -> object:
-        return self._users.version(), self._good, self._taken
+        return self._users.version(), self._good, self._taken, self._runs
 
     def _look(self) -> Mapped:
         assert self._folder is not None
         jobs: dict[str, tuple[str, ...]] = {}
         faults: Counter[str] = Counter()
         tails: dict[str, tuple[bytes, float]] = {}
+        unclear: set[str] = set()
         now = self._monotonic()
         try:
             names = sorted(name for name in os.listdir(self._folder) if not name.startswith("."))
@@ -103,25 +107,28 @@ class Slurm:
             body = _read(self._folder / name)
             if body is None:
                 faults["unreadable"] += 1
+                unclear.add(name)
                 continue
             before, since = self._tails.get(name, (b"", now))
             jobs[name], tail, wrong = parse_mapping(body, before if now - since >= STEADY_S else None)
             tails[name] = (tail, since if tail == before else now)
             faults.update(wrong)
+            if wrong["half-written"]:
+                unclear.add(name)
         self._tails = tails
-        return Mapped(jobs, dict(faults))
+        return Mapped(jobs, dict(faults), frozenset(unclear))
 
     def refresh(self, processes: Mapping[ProcessKey, Facts], devices: DeviceNames) -> None:
         if self._use is Use.OFF:
             return
-        jobs = frozenset(facts.place.job for facts in processes.values() if facts.place and facts.place.job)
+        jobs = {facts.place.job for facts in processes.values() if facts.place and facts.place.job}
         if self._folder is not None:
-            result = self.worker.result
-            if result.runs == 0 or jobs - self._known_jobs:
+            result, begun = self.worker.result, self.worker.begun
+            if begun == 0 or jobs - self._asked.keys():
                 self.worker.wake()
-            self._good = result.trouble is None and result.value is not None
+            self._asked = {job: self._asked.get(job, begun) for job in jobs}
+            self._good, self._runs = result.trouble is None and result.value is not None, result.runs
             self._take(result.value if self._good else None, devices)
-        self._known_jobs = jobs
         for facts in processes.values():
             if facts.place and facts.place.job:
                 self._users.want(_uid(facts))
@@ -131,6 +138,7 @@ class Slurm:
             return
         self._taken = (mapped, devices)
         self._jobs_on, self._unknown = {}, 0
+        self._unclear = frozenset(uuid for name in (mapped.unclear if mapped else ()) for uuid in devices.resolve(name))
         for name, jobs in (mapped.jobs if mapped else {}).items():
             found = devices.resolve(name)
             self._unknown += not found
@@ -143,11 +151,19 @@ class Slurm:
             return None
         user = self._users.name_of(_uid(facts))
         tenant, _ = self._rule.tenant(user, user=user, job=job)
-        devices = tuple(uuid for uuid, jobs in self._jobs_on.items() if job in jobs) if self._folder is not None and self._good else None
+        devices = None
+        if self._good and not self._unlooked(job):
+            found = tuple(uuid for uuid, jobs in self._jobs_on.items() if job in jobs)
+            devices = None if (facts.devices - set(found)) & self._unclear else found
         return Claim(source=self.name, tenant=tenant, job=job, user=user, device_uuids=devices)
 
     def pending(self, facts: Facts) -> bool:
-        return bool(facts.place and facts.place.job) and self._users.pending(_uid(facts))
+        job = facts.place.job if facts.place else None
+        return job is not None and (self._users.pending(_uid(facts)) or self._unlooked(job))
+
+    def _unlooked(self, job: str) -> bool:
+        """Whether no look that began after the job was seen has come to its end: its files may be newer than what is known."""
+        return self._runs <= self._asked.get(job, -1)
 
     def assigned(self) -> tuple[Claim, ...]:
         devices: dict[str, list[str]] = {}

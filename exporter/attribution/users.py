@@ -29,23 +29,25 @@ class UserNames:
     """Login names by user id, asked for by a thread: a directory that hangs holds up nobody but itself."""
 
     def __init__(self, lookup: Callable[[int], str | None] = name_of_uid, interval_s: float = 60.0) -> None:
-        self._lookup = lookup
+        self._lookup, self._interval_s = lookup, interval_s
         self._mutex = threading.Lock()
         self._wanted: set[int] = set()
-        self._names: dict[int, tuple[str, float]] = {}
+        self._names: dict[int, tuple[str, float]] = {}  # and when it is to be asked for again
         self.worker: Worker[None] = Worker("users", self._look, interval_s, 10.0)
 
     def _look(self) -> None:
         with self._mutex:
             now = time.monotonic()
-            wanted = [uid for uid in self._wanted if uid not in self._names or now - self._names[uid][1] > KEEP_S]
+            wanted = [uid for uid in self._wanted if uid not in self._names or now >= self._names[uid][1]]
         for uid in wanted:
-            # A number for a user without a name: containers and jobs of other machines' users have those.
             name = self._lookup(uid)
             with self._mutex:
+                # A number for a user without a name: containers and jobs of other machines' users have those. A directory that is down
+                # says the same, so a name that was found stays, and the question is put again soon.
+                known, _ = self._names.get(uid, (f"uid-{uid}", 0.0))
                 if len(self._names) >= MAX_USERS:
                     self._names.clear()
-                self._names[uid] = (printable(name) if name else f"uid-{uid}", time.monotonic())
+                self._names[uid] = (printable(name) if name else known, time.monotonic() + (KEEP_S if name else self._interval_s))
 
     def version(self) -> object:
         """Changes with every look."""
@@ -130,6 +132,6 @@ def _uid(facts: Facts) -> int | None:
         outer = place.outer or place.container
         if outer is not None:
             return outer.rootless_uid
-        if place.pod_uid:
+        if place.pod_uid or place.enclosed:
             return None
     return facts.uid

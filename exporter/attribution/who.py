@@ -76,7 +76,8 @@ class Who:
 
     def take(self, other: "Who") -> None:
         """Go on with the sources of `other`, between two ticks. What they still have to find out is waited for as for a new process."""
-        self.close()
+        for source in self._sources:
+            source.close()
         self._sources, self.names = other._sources, self.names | other.names
         self._joined, self._anew = {}, True
 
@@ -138,7 +139,8 @@ class Who:
         return tuple(fault for source in self._sources for fault in self._ask(source, source.faults, _NO_FAULTS))
 
     def close(self) -> None:
-        """End the sources' threads."""
+        """End the threads."""
+        self._processes.close()
         for source in self._sources:
             source.close()
 
@@ -209,7 +211,8 @@ def holder_of(claim: Claim) -> str | None:
     if claim.job is not None:
         return f"job/{claim.job}"
     if claim.container_id is not None:
-        return f"container/{claim.container_id[:12]}"
+        # Of a user's own containers alone the user is known, and the id is what he says it is.
+        return f"container/{claim.container_id[:12]}" + (f"/{claim.user}" if claim.user else "")
     if claim.unit is not None:
         return f"unit/{claim.unit}" + (f"/{claim.user}" if claim.user and claim.user != "root" else "")
     return f"user/{claim.user}" if claim.user is not None else None

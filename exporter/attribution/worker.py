@@ -35,6 +35,7 @@ class Worker(Generic[T]):
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._running_since: float | None = None
+        self.begun = 0  # runs begun, also the one under way: what is asked now is answered once `result.runs` is more than this
         self._result: Result[T] = Result(None, None, None, None, 0)
 
     @property
@@ -73,6 +74,7 @@ class Worker(Generic[T]):
     def run(self) -> None:
         """One run, in the calling thread."""
         began = self._running_since = time.monotonic()
+        self.begun += 1
         value, trouble, at_us = self._result.value, None, self._result.at_us
         try:
             value = self._job()

@@ -207,7 +207,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "poolmeter_device_xid_errors_total",
         "counter",
-        "Xid errors since the exporter registered for them (NVML events).",
+        "Xid errors told since counting began, kept over restarts (NVML events).",
         ("uuid", "xid"),
         _xids(lambda x: float(x.count)),
     ),

@@ -65,14 +65,41 @@ def test_a_pod_without_a_container_and_a_static_pod() -> None:
         (f"/machine.slice/machine-libpod_pod_{CID2}.slice/libpod-{CID}.scope", "podman", None),
         (f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{CID}.scope/container", "podman", 1000),
         (f"/user.slice/user-1000.slice/user@1000.service/app.slice/docker.service/docker-{CID}.scope", "docker", 1000),
+        (f"/user.slice/user-1000.slice/user@1000.service/app.slice/train.service/libpod-payload-{CID}", "podman", 1000),
+        (f"/machine.slice/libpod-payload-{CID}", "podman", None),
+        (f"/user.slice/user-1000.slice/user@1000.service/tenant-a/{CID}", None, 1000),
+        (f"/user.slice/user-1000.slice/user@1000.service/app.slice/hidden-{CID}.scope", None, 1000),
         (f"/default/{CID}", "containerd", None),
         (f"/system.slice/nerdctl-{CID}.scope", "containerd", None),
     ],
 )
-def test_containers(path: str, runtime: str, rootless: int | None) -> None:
+def test_containers(path: str, runtime: str | None, rootless: int | None) -> None:
     place = parse_path(path)
     assert place.container is not None and place.pod_uid is None
     assert (place.container.id, place.container.runtime, place.container.rootless_uid) == (CID, runtime, rootless)
+    assert not place.enclosed
+
+
+@pytest.mark.parametrize(
+    ("path", "unit"),
+    [
+        (f"/tenant-a/{CID}", None),
+        (f"/tenant-a/{CID}/inner", None),
+        (f"/ecs/{'0f' * 16}/{CID}", None),
+        (f"/tenant.slice/some-runtime-{CID}.scope", None),
+        (f"/system.slice/train.service/libpod-payload-{CID}", "train.service"),
+        (f"/system.slice/tenant.service/docker-{CID}.scope", "tenant.service"),
+        (f"/system.slice/tenant.service/x/{CID}", "tenant.service"),
+    ],
+)
+def test_a_container_that_is_not_believed_still_encloses(path: str, unit: str | None) -> None:
+    place = parse_path(path)
+    assert place.enclosed and place.container is None and (unit is None or place.unit == unit)
+    # In whichever hierarchy that shows.
+    hybrid = place_of(parse_cgroup(f"4:memory:{path}\n1:name=systemd:/system.slice/a.service\n0::/\n".encode()))
+    assert hybrid is not None and hybrid.enclosed
+    unified = place_of(parse_cgroup(f"4:memory:/\n0::{path}\n".encode()))
+    assert unified is not None and unified.enclosed
 
 
 @pytest.mark.parametrize(
@@ -128,7 +155,7 @@ def test_a_reader_in_a_container_sees_its_neighbours() -> None:
     assert sibling.container is not None and sibling.container.runtime == "containerd"
     assert parse_path(f"/{CID}").container is None and parse_path(f"/pod{POD_UID}/{CID}").pod_uid is None
     assert parse_path(f"/../../tenant.service/pod{POD_UID}/{CID}") == Place(
-        path=f"/../../tenant.service/pod{POD_UID}/{CID}", unit="tenant.service"
+        path=f"/../../tenant.service/pod{POD_UID}/{CID}", unit="tenant.service", enclosed=True
     )
 
 
@@ -169,7 +196,7 @@ def test_hierarchies_of_version_1_and_hybrids() -> None:
 PARTS = st.sampled_from(
     [
         "kubepods", "kubepods.slice", f"pod{POD_UID}", f"kubepods-pod{UNDER}.slice", CID, CID2, f"docker-{CID}.scope", f"libpod-{CID2}.scope",
-        "docker", "slurm", "uid_5", "job_7", "step_0", "slurmstepd.scope", "user.slice", "user-9.slice", "user@9.service", "a.service", "..", "",
+        f"libpod-payload-{CID}", f"x-{CID2}.scope", "docker", "slurm", "uid_5", "job_7", "step_0", "slurmstepd.scope", "user.slice", "user-9.slice", "user@9.service", "a.service", "..", "",
     ]
 )  # fmt: skip
 
@@ -181,9 +208,11 @@ def test_any_path_has_an_answer(path: str) -> None:
         assert container is None or re.fullmatch("[0-9a-f]{64}", container.id)
     assert place.pod_uid is None or re.fullmatch("[0-9a-f-]{32,36}", place.pod_uid)
     assert place.job is None or re.fullmatch("[0-9]{1,10}", place.job)
+    # Who is in there has ids of his own, or, in a user's own tree, is that user.
+    assert place.enclosed <= (place.container is None and place.pod_uid is None)
     # A user's own tree gives no pod and no job, whatever is in it.
     if path.lstrip("/").startswith("user@9.service/"):
-        assert place.pod_uid is None and place.job is None
+        assert place.pod_uid is None and place.job is None and not place.enclosed
     # What is appended below a container changes nothing of the container.
     if place.container is not None and not place.nested and place.pod_uid is None and place.job is None:
         below = parse_path(f"{path}/docker/{CID2}")

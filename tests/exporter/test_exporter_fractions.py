@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolmeter.exporter.instances import Layout
-from poolmeter.model.allocation import Mode
+from poolmeter.model.allocation import AllocationState, Mode
 from poolmeter.model.hardware import Hardware, MigInstance
+from poolmeter.model.plain import canonical_json
 from poolmeter.model.units import FULL_SHARE_PPM, MINUTE_US
 from poolmeter.model.usage import DeviceRecord, SliceRecord
 from poolmeter.sharing.mig import compute_fraction, of_the_card, placement_ppm
@@ -81,6 +82,39 @@ def test_an_instance_is_the_part_of_the_card_that_it_occupies(node: Node) -> Non
     assert page is not None and {part.device_uuid for part in page.snapshot.slices} == {CARD}
     assert [part.memory_used_bytes for part in page.snapshot.slices if part.allocation_id == "small"] == [2 * GIB]
     assert not [record for record in node.records() if getattr(record, "event", "") == "tampered"]
+
+
+@pytest.mark.parametrize("old", ["released", "retired", "suspended"])
+def test_an_instance_is_its_new_tenants_whatever_is_left_of_the_old_ones(node: Node, old: str) -> None:
+    def show(busy: int) -> None:
+        node.sampler.change(CARD, mig=True, busy_us_total=None, hardware=Hardware(instances=(instance(HALF, 0, 4, 3, busy=busy),)))
+        node.tick()
+
+    show(0)
+    # The folder that is listed last belongs to the one that is gone.
+    before = node.create("old", ppm=FULL_SHARE_PPM, memory=48 * GIB, uuids=(HALF,), meter=False, mode=Mode.MIG)
+    show(0)
+    if old == "suspended":
+        node.change(before, "suspended", state=AllocationState.SUSPENDED)
+    else:
+        node.release(before)
+    if old == "retired":  # what its file says was not written any more
+        (node.run.retired / "old" / "allocation.json").write_text(canonical_json(before))
+    node.create("new", ppm=FULL_SHARE_PPM, memory=48 * GIB, uuids=(HALF,), meter=False, mode=Mode.MIG)
+    for second in range(5):
+        show(second * 700_000)
+    shared = {key.partition("|")[2]: part.shared_us_total for key, part in node.agent.ledger.slices.items()}
+    assert shared["new"] == 4 * 300_000 and not shared.get("old") and not node.agent.ledger.devices[CARD].unaccounted_us_total
+
+
+def test_an_instance_that_begins_anew_is_counted_from_its_beginning() -> None:
+    pool, layout = Pool(), Layout()
+    pool.seen_instances = layout.use
+    for busy, counted in ((0, 0), (700_000, 300_000), (1_400_000, 600_000), (0, 600_000), (700_000, 900_000), (350_000, 1_050_000)):
+        pool.change(mig=True, busy_us_total=None, hardware=Hardware(instances=(instance(HALF, 0, 4, 3, busy=busy),)))
+        layout.learn(pool.readings.values())
+        pool.step()
+        assert pool.ledger.devices[CARD].unaccounted_us_total == counted
 
 
 def test_an_instance_without_an_allocation_is_unaccounted_and_one_that_tells_nothing_is_unknown() -> None:

@@ -1,9 +1,12 @@
 """What a card tells beside its use, over a binding that answers what the test says: counters, activity, events, MPS, sentinels."""
 
+import dataclasses
 import gc
 import itertools
+import json
 import os
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pynvml as real
@@ -13,10 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolmeter.exporter.hardware import HardwareTotals
-from poolmeter.model.hardware import Hardware, MigInstance, XidCount
-from poolmeter.vendors.mps import MpsClient, MpsControl, MpsState, parse_clients
+from poolmeter.exporter.instances import Layout
+from poolmeter.model.hardware import Hardware, MigInstance, Vgpu, XidCount
+from poolmeter.vendors.mps import ENVIRON_BYTES, MpsClient, MpsControl, parse_clients
 from poolmeter.vendors.nvidia import NvidiaVendor
-from poolmeter.vendors.nvidia_use import divide
+from poolmeter.vendors.nvidia_use import Use, divide
+from poolmeter.vendors.nvidia_vgpu import Vgpus
+from poolmeter.vendors.nvml import Nvml
 from poolmeter.vendors.reading import DeviceReading, VendorReading
 
 __all__ = ["say"]
@@ -71,6 +77,37 @@ def test_without_a_counter_the_reasons_are_integrated(say: Say, tmp_path: Path, 
     assert held["hw_slowdown"] == 1_000_000 and held["sw_power_cap"] == 1_500_000 and held["hw_thermal"] == 0
 
 
+@pytest.mark.parametrize("first", ["told", "call fails", "item fails"])
+@pytest.mark.parametrize("fault", ["call fails", "item fails", "item is missing", "not available", "not supported"])
+def test_time_held_down_is_counted_once_when_its_counter_cannot_be_asked_for_a_while(
+    say: Say, tmp_path: Path, clock: list[int], first: str, fault: str
+) -> None:
+    vendor, totals, kept = vendor_of(tmp_path), HardwareTotals({}, "epoch"), list[int]()
+    say(nvmlDeviceGetCurrentClocksEventReasons=0x4)
+    for how in (first, "told", fault, fault, "told"):
+        made = fields(power=(74, 3, UINT64_MAX if how == "not available" else 3_600_000_000))
+        made[0].nvmlReturn = {"item fails": real.NVML_ERROR_UNKNOWN, "not supported": NOT_SUPPORTED}.get(how, 0)  # type: ignore[attr-defined]
+        failed = error(real.NVML_ERROR_TIMEOUT)
+        say(nvmlDeviceGetFieldValues={"call fails": failed, "item is missing": []}.get(how, made))
+        (device,) = totals.carry(vendor.read()).devices
+        held = device.hardware.throttle_us_total
+        assert "hw_slowdown" in held  # which has no counter
+        kept.append(held.get("sw_power_cap", -1))
+        clock[0] += 1_000_000
+    assert kept == [3_600_000 if first == "told" else -1, 3_600_000, -1, -1, 3_600_000]
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, real.NVML_ERROR_FUNCTION_NOT_FOUND, real.NVML_ERROR_INVALID_ARGUMENT])
+def test_a_reason_that_was_integrated_goes_on_so(say: Say, tmp_path: Path, clock: list[int], code: int) -> None:
+    vendor, kept = vendor_of(tmp_path), list[int]()
+    say(nvmlDeviceGetCurrentClocksEventReasons=0x4)
+    for answer in (error(code), error(real.NVML_ERROR_TIMEOUT), fields(power=(74, 3, 3_600_000_000))):
+        say(nvmlDeviceGetFieldValues=answer)
+        kept.append(only(vendor).hardware.throttle_us_total["sw_power_cap"])
+        clock[0] += 1_000_000
+    assert kept == [0, 1_000_000, 2_000_000]
+
+
 def test_a_card_that_tells_no_reason_has_no_throttle_series(say: Say, tmp_path: Path) -> None:
     hardware = only(vendor_of(tmp_path)).hardware
     assert hardware.throttle_us_total == {} and hardware.ecc_errors_total == {} and hardware.remapped_rows_total == {}
@@ -101,6 +138,105 @@ def test_sentinel_values_in_output(say: Say, tmp_path: Path, sentinel: int) -> N
     hardware = device.hardware
     assert hardware.power_limit_mw is hardware.memory_temperature_celsius is hardware.nvlink_tx_bytes_total is None
     assert hardware.ecc_errors_total == {} and hardware.remapped_rows_total == {} and "sw_power_cap" not in hardware.throttle_us_total
+
+
+UTILISATION = [("gpuUtilization", 2**32 - 1), ("time", UINT64_MAX)]
+SUMS = [("sampleCount", 2**32 - 1), ("sumGpuUtil", UINT64_MAX), ("time", UINT64_MAX), ("startTime", UINT64_MAX)]
+
+
+@pytest.mark.parametrize(("field", "sentinel"), [(None, 0), *UTILISATION, *(("v2." + field, value) for field, value in SUMS)])
+def test_accounting_that_is_not_available_is_unknown(say: Say, tmp_path: Path, field: str | None, sentinel: int) -> None:
+    ended = real.c_nvmlAccountingStats_t(gpuUtilization=50, time=2_000, startTime=1)
+    say(
+        nvmlDeviceGetAccountingMode=1,
+        nvmlDeviceGetComputeRunningProcesses_v3=[holder(os.getpid(), 1)],
+        nvmlDeviceGetAccountingStats_v2=error(NOT_SUPPORTED),
+        nvmlDeviceGetAccountingStats=ended,
+    )
+    if field is not None and field.startswith("v2."):
+        sums = real.c_nvmlAccountingStats_v2_t(isRunning=1, sampleCount=10, sumGpuUtil=50_000, time=0, startTime=1)
+        setattr(sums, field.removeprefix("v2."), sentinel)
+        say(nvmlDeviceGetAccountingStats_v2=sums)
+    elif field is not None:
+        setattr(ended, field, sentinel)
+    vendor = vendor_of(tmp_path)
+    only(vendor)
+    if field is None or not field.startswith("v2."):
+        say(nvmlDeviceGetComputeRunningProcesses_v3=[])  # older drivers tell of a process that has ended
+    (process,) = only(vendor).processes
+    assert process.accounted_us_total == (1_000_000 if field is None else None)
+
+
+def test_samples_that_are_not_available_count_nothing(say: Say, tmp_path: Path) -> None:
+    me, none = os.getpid(), 2**32 - 1
+    say(
+        nvmlDeviceGetComputeRunningProcesses_v3=[holder(me, 1)],
+        nvmlDeviceGetSamples=(1, [sample(1_000_000, none)]),
+        nvmlDeviceGetProcessUtilization=[use(1_000_000, me, none)],
+    )
+    vendor = vendor_of(tmp_path)
+    assert only(vendor).busy_us_total is None
+    say(
+        nvmlDeviceGetSamples=(1, [sample(2_000_000, 50), sample(3_000_000, none), sample(4_000_000, 20)]),
+        nvmlDeviceGetProcessUtilization=[use(2_000_000, me, 50), use(3_000_000, me, none), use(4_000_000, me, 20)],
+    )
+    device = only(vendor)
+    assert device.busy_us_total == device.processes[0].busy_us_total == 700_000
+
+
+@pytest.mark.parametrize(
+    ("values", "busy_us", "ppm"), [((50, 20), 200_000, 200_000), ((50, 2**32 - 1), 0, None), ((2**32 - 1,) * 2, None, None)]
+)
+def test_samples_of_vgpus_that_are_not_available(values: tuple[int, int], busy_us: int | None, ppm: int | None) -> None:
+    at = iter((1_000_000, 2_000_000))
+    told = iter(values)
+
+    def samples(*_: object) -> list[object]:
+        made = real.c_nvmlVgpuInstanceUtilizationSample_t(vgpuInstance=7, timeStamp=next(at))
+        made.smUtil.uiVal = next(told)
+        return [made]
+
+    binding = types.SimpleNamespace(
+        NVMLError=real.NVMLError, NVML_ERROR_FUNCTION_NOT_FOUND=real.NVML_ERROR_FUNCTION_NOT_FOUND, NVML_ERROR_NOT_FOUND=real.NVML_ERROR_NOT_FOUND,
+        NVML_ERROR_GPU_IS_LOST=real.NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED=real.NVML_ERROR_RESET_REQUIRED,
+        NVML_ERROR_LIB_RM_VERSION_MISMATCH=real.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        nvmlDeviceGetActiveVgpus=lambda _: [7], nvmlDeviceGetVgpuUtilization=samples,
+    )  # fmt: skip
+    vgpus = Vgpus(Nvml(binding))
+    vgpus.read(0)
+    (found,) = vgpus.read(0) or ()
+    assert (found.busy_us_total, found.utilization_ppm) == (busy_us, ppm)
+
+
+class Moments:
+    """A card that is busy all the time, whose calls answer or fail as a test says, and the clock."""
+
+    def __init__(self, percent: int) -> None:
+        self.percent, self.now_us, self.kind = percent, 1_000_000_000, "samples"
+
+    def samples(self, handle: object, kind: int, last: int) -> tuple[int, list[object]]:
+        if self.kind != "samples":
+            raise error(real.NVML_ERROR_NOT_FOUND if self.kind == "nothing new" else real.NVML_ERROR_UNKNOWN)
+        return 1, [
+            sample(at, self.percent) for at in range(self.now_us // 200_000 * 200_000 - 4_000_000, self.now_us + 1, 200_000) if at > last
+        ]
+
+
+@given(
+    st.integers(0, 100),
+    st.lists(st.tuples(st.integers(1, 3_000_000), st.sampled_from(["samples", "nothing new", "fails", "all fail"])), max_size=40),
+)
+def test_whatever_reading_fails_no_time_is_counted_twice(percent: int, readings: list[tuple[int, str]]) -> None:
+    card = Moments(percent)
+    codes = {name: getattr(real, name) for name in dir(real) if name.startswith("NVML")}
+    used = Use(Nvml(types.SimpleNamespace(**codes, nvmlDeviceGetSamples=card.samples)), Path("/proc"))
+    start = card.now_us - 200_000  # the newest sample at the first reading may be as old as that
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("poolmeter.vendors.nvidia_use.time", types.SimpleNamespace(time_ns=lambda: card.now_us * 1000))
+        for pause_us, card.kind in [(0, "samples"), *readings]:
+            card.now_us += pause_us
+            used.device(0, None if card.kind == "all fail" else percent * 10_000, [])
+            assert used.busy_us is not None and used.busy_us <= (card.now_us - start) * percent // 100
 
 
 def gpm(say: Say, values: dict[int, float]) -> None:
@@ -238,6 +374,25 @@ def test_xid_gauge_that_sticks_or_goes_down() -> None:
     assert told(totals, "b", xids=xid(2, 9))[0][0] >= 4
 
 
+@given(st.lists(st.sampled_from(["xid", "another card's turn", "new sampler", "new totals"]), max_size=30))
+def test_an_xid_is_counted_once_whoever_starts_anew(steps: list[str]) -> None:
+    kept: dict[str, list[int]] = {}
+    totals, sampler, count, told = HardwareTotals(kept, "epoch"), 0, 0, dict[int, int]()
+    for step in ["xid", *steps, "look"]:
+        if step == "new sampler":
+            sampler, count = sampler + 1, 0
+        elif step == "new totals":  # as when the agent goes back to its last commit, or is started again
+            kept = json.loads(json.dumps(kept))
+            totals = HardwareTotals(kept, "epoch")
+        elif step == "another card's turn":
+            totals.carry(dataclasses.replace(reading(f"sampler-{sampler}"), devices=()))
+        else:
+            count += step == "xid"
+            (found,) = totals.carry(reading(f"sampler-{sampler}", xids=xid(count) if count else ())).devices
+            told[sampler] = count
+            assert [item.count for item in found.hardware.xids] == [sum(told.values())]
+
+
 @given(st.lists(st.integers(0, 2**40), max_size=30))
 def test_counters_never_go_down(raws: list[int]) -> None:
     totals, last = HardwareTotals({}, "epoch"), 0
@@ -256,6 +411,99 @@ def test_what_is_kept_of_instances_goes_with_them() -> None:
     assert len(kept) <= 2
 
 
+def test_an_instance_that_one_reading_lacks_goes_on_where_it_was() -> None:
+    totals = HardwareTotals({}, "epoch")
+    part = MigInstance(uuid="MIG-1", gpu_instance_id=1, compute_instance_id=0, busy_us_total=700)
+    vgpu = Vgpu(uuid="vgpu", busy_us_total=900)
+    totals.carry(reading("a", instances=(part,), vgpus=(vgpu,)))
+    # A kind that is not told of is not gone, however long that takes.
+    for times, lacking in (
+        (9, {}),
+        (1, {"instances": ()}),
+        (1, {"vgpus": ()}),
+        (1, {"instances": (), "vgpus": ()}),
+        (9, {"vgpus": (vgpu,)}),
+    ):
+        for _ in range(times):
+            totals.carry(reading("a", **lacking))
+        hardware = totals.carry(reading("a", instances=(part,), vgpus=(vgpu,))).devices[0].hardware
+        assert hardware.instances == (part,) and hardware.vgpus == (vgpu,)
+
+
+def mig(say: Say, break_: Callable[[str], None]) -> None:
+    """A card with one instance, always busy. `break_` may raise in any call that is about instances."""
+    placement = types.SimpleNamespace(placement=types.SimpleNamespace(start=0, size=1))
+    attributes = types.SimpleNamespace(memorySizeMB=10, computeInstanceSliceCount=1, multiprocessorCount=16)
+
+    def call(name: str, value: object) -> Callable[..., object]:
+        def answer(*arguments: object) -> object:
+            break_(name)
+            return value(*arguments) if callable(value) else value
+
+        return answer
+
+    def handle(_: object, index: int) -> object:
+        return "mig" if index == 0 else error(real.NVML_ERROR_NOT_FOUND)
+
+    def uuid(of: object) -> str:
+        if of == "mig":
+            break_("nvmlDeviceGetUUID")
+        return "MIG-1" if of == "mig" else f"GPU-{of}"
+
+    def metrics(request: object) -> object:
+        for place in range(request.numMetrics):  # type: ignore[attr-defined]
+            request.metrics[place].nvmlReturn, request.metrics[place].value = 0, 100.0  # type: ignore[attr-defined]
+        return request
+
+    calls: dict[str, object] = {
+        "nvmlDeviceGetMigMode": [1, 1],
+        "nvmlDeviceGetMaxMigDeviceCount": 2,
+        "nvmlDeviceGetMigDeviceHandleByIndex": handle,
+        "nvmlDeviceGetGpuInstanceId": 1,
+        "nvmlDeviceGetComputeInstanceId": 0,
+        "nvmlDeviceGetAttributes_v2": attributes,
+        "nvmlDeviceGetGpuInstanceById": 7,
+        "nvmlGpuInstanceGetInfo": placement,
+        "nvmlDeviceGetName": "H200 MIG 1g.10gb",
+        "nvmlGpmQueryDeviceSupport": types.SimpleNamespace(isSupportedDevice=1),
+        "nvmlGpmSampleAlloc": lambda: real.c_nvmlGpmSample_t(),
+        "nvmlGpmMigSampleGet": None,
+        "nvmlGpmMetricsGet": metrics,
+    }
+    say(nvmlDeviceGetUUID=uuid, nvmlGpmSampleFree=None, **{name: call(name, value) for name, value in calls.items()})
+
+
+MIG_CALLS = [
+    "nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetUUID",
+    "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetGpuInstanceById",
+    "nvmlGpuInstanceGetInfo", "nvmlDeviceGetName", "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", MIG_CALLS)
+@pytest.mark.parametrize("when", [{0}, {9}, {9, 10, 11}])
+def test_a_call_that_fails_for_a_while_does_not_end_the_count_of_an_instance(
+    say: Say, tmp_path: Path, clock: list[int], call: str, when: set[int]
+) -> None:
+    second = 0
+
+    def broken(name: str) -> None:
+        if name == call and second in when:
+            raise error(real.NVML_ERROR_UNKNOWN)
+
+    mig(say, broken)
+    vendor, layout, totals, last = vendor_of(tmp_path), Layout(), HardwareTotals({}, "epoch"), 0
+    for second in range(20):  # noqa: B007 - read by `broken`
+        carried = totals.carry(vendor.read())
+        layout.learn(carried.devices)
+        for part in carried.devices[0].hardware.instances or ():
+            assert part.uuid == "MIG-1" and (part.busy_us_total or 0) >= last
+            last = part.busy_us_total or 0
+        clock[0] += 1_000_000
+    assert last >= (19 - len(when) - 1) * 1_000_000  # at most the windows that a failed call touches are lost
+    assert layout.known
+
+
 # ---- MPS -----------------------------------------------------------------------------------------------------------------------------
 
 TABLE = """PID       ID        SERVER    DEVICE             NAMESPACE COMMAND
@@ -263,6 +511,7 @@ TABLE = """PID       ID        SERVER    DEVICE             NAMESPACE COMMAND
 4712      1         1000      GPU-cb213c89       4026531836 ./serve
 half a line
 """
+LIMIT = b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="
 
 
 def fake_proc(root: Path, processes: dict[int, str], environ: dict[int, bytes] | None = None) -> Path:
@@ -277,20 +526,16 @@ def fake_proc(root: Path, processes: dict[int, str], environ: dict[int, bytes] |
 def test_the_control_pipe_tells_servers_clients_and_percentages(tmp_path: Path) -> None:
     answers = {"get_server_list": "1000\n", "get_active_thread_percentage 1000": "60.0\n", "ps": TABLE}
     proc = fake_proc(tmp_path, {4711: "train", 4712: "serve"}, {4711: b"A=1\0CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25\0"})
-    state = MpsControl(answers.get, proc=proc).read()
-    assert state == MpsState(
-        servers={1000: 600_000},
-        clients=(
-            MpsClient(pid=4711, server=1000, device="GPU-cb213c89", active_thread_ppm=250_000),
-            MpsClient(pid=4712, server=1000, device="GPU-cb213c89", active_thread_ppm=600_000),
-        ),
+    assert MpsControl(answers.get, proc=proc).read() == (
+        MpsClient(pid=4711, server=1000, active_thread_ppm=250_000),
+        MpsClient(pid=4712, server=1000, active_thread_ppm=600_000),
     )
 
 
 def test_no_daemon_a_refusal_and_rubbish_are_nothing(tmp_path: Path) -> None:
     assert MpsControl(pipe_folder=tmp_path / "none").read() is None
     assert MpsControl(lambda _: None).read() is None
-    assert MpsControl(lambda _: "Failed to connect").read() == MpsState()
+    assert MpsControl(lambda _: "Failed to connect").read() == ()
     assert parse_clients("") == [] and parse_clients("PID SERVER\nx y\n1\n") == []
 
 
@@ -303,8 +548,47 @@ def test_a_daemon_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setattr("poolmeter.vendors.mps.TIMEOUT_S", 0.3)
     assert MpsControl(pipe_folder=tmp_path).read() is None
-    program.write_text('#!/bin/sh\nread line\n[ "$line" = get_server_list ] && echo 77\nexit 0\n')
-    assert MpsControl(pipe_folder=tmp_path).read() == MpsState(servers={77: None})
+    program.write_text(
+        '#!/bin/sh\nread line\n[ "$line" = get_server_list ] && echo 77\n[ "$line" = ps ] && echo "PID SERVER\n4711 77"\nexit 0\n'
+    )
+    assert MpsControl(pipe_folder=tmp_path).read() == (MpsClient(pid=4711, server=77),)
+
+
+@pytest.mark.parametrize("answering", ["own", "another's folder", "another's pipe", "another's link"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_only_a_daemon_of_root_or_of_the_same_user_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answering: str) -> None:
+    folder, link = tmp_path / "mps", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    (folder / "control").touch()
+    given = {"another's folder": folder, "another's pipe": folder / "control", "another's link": link}.get(answering)
+    if given is not None:
+        os.lchown(given, 4711, 4711)
+    program = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nread line\necho $line >> {tmp_path}/asked\necho 77\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    clients = MpsControl(pipe_folder=link).read()
+    assert (tmp_path / "asked").exists() == (clients is not None) == (answering == "own")
+
+
+@pytest.mark.parametrize(
+    ("environ", "ppm"),
+    [
+        (LIMIT + b"25\0", 250_000),
+        (b"A=1\0" + LIMIT + b"25\0B=2\0", 250_000),
+        (LIMIT + b"25", 600_000),  # no end: it may be cut off
+        (LIMIT + b"90\0", 600_000),
+        (LIMIT + b"x\0", 600_000),
+        (b"SECRET=" + b"x" * (1 << 20) + b"\0" + LIMIT + b"25\0", 600_000),
+        (b"A=" + b"x" * (ENVIRON_BYTES - 3 - len(LIMIT) - 1) + b"\0" + LIMIT + b"25\0", 600_000),  # the bound is within the number
+    ],
+)
+def test_of_a_clients_environment_its_limit_is_taken_from_a_bounded_part(tmp_path: Path, environ: bytes, ppm: int) -> None:
+    answers = {"get_server_list": "1000\n", "get_active_thread_percentage 1000": "60.0\n", "ps": TABLE}
+    clients = MpsControl(answers.get, proc=fake_proc(tmp_path, {4711: "train"}, {4711: environ})).read()
+    assert clients is not None and clients[0].active_thread_ppm == ppm
 
 
 def test_one_device_value_copied_to_all_sharers(say: Say, tmp_path: Path) -> None:

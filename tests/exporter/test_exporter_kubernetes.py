@@ -1,6 +1,7 @@
 """Kubernetes: a kubelet that speaks gRPC, its log folders, device names of every plug-in, and what happens when it is down."""
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 
 from poolmeter.errors import Unavailable
 from poolmeter.exporter.attribution.devices import DeviceNames, names_of
-from poolmeter.exporter.attribution.kubelet import list_given, parse_folder, parse_link
+from poolmeter.exporter.attribution.kubelet import Given, Named, list_given, parse_folder, parse_link
 from poolmeter.exporter.attribution.kubernetes import Kubernetes, KubernetesSettings
 from poolmeter.exporter.attribution.naming import TenantRule
 from poolmeter.exporter.attribution.process import Facts, Processes
 from poolmeter.exporter.attribution.sockets import Use
 from poolmeter.exporter.attribution.source import ProcessKey
+from poolmeter.exporter.attribution.who import disagreements
 from poolmeter.model.hardware import Hardware, MigInstance
 from poolmeter.model.snapshot import Claim
 
@@ -125,6 +127,90 @@ def test_log_folders_alone_are_enough_for_a_name(cluster: Cluster) -> None:
     claim = cluster.claim(cluster.proc.add(10, cgroup=PATH))
     assert claim is not None and (claim.namespace, claim.pod, claim.container) == ("ml", "train", None)  # by uid: another container's id
     assert claim.device_uuids is None  # no kubelet was asked, so nobody knows
+
+
+def test_what_is_asked_during_a_look_waits_for_the_next(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, go = [0], threading.Semaphore(0)
+
+    def slow(*_: object) -> tuple[object, ...]:
+        looks[0] += 1
+        assert go.acquire(timeout=10)
+        return ()
+
+    monkeypatch.setattr("poolmeter.exporter.attribution.kubernetes.list_given", slow)
+    cluster.kubelet.start()
+    first, second = cluster.proc.add(10, cgroup=PATH), cluster.proc.add(11, cgroup=PATH.replace(POD_UID, OTHER_UID).replace(CID, CID2))
+    cluster.refresh((first, CARD))
+    until(lambda: looks[0] == 1)
+    log_names(cluster.logs, "ml", "late", OTHER_UID, {"main": CID2})  # this look has read the names already
+    facts = cluster.refresh((first, CARD), (second, CARD))
+    go.release()
+    until(lambda: looks[0] == 2)
+    assert cluster.source.worker.result.runs == 1 and cluster.source.pending(facts[second]) and not cluster.source.pending(facts[first])
+    go.release(9)
+    until(lambda: not cluster.source.pending(facts[second]))
+    cluster.refresh((first, CARD), (second, CARD))
+    claim = cluster.source.claim(facts[second])
+    assert claim is not None and claim.pod == "late"
+
+
+def test_devices_of_a_pod_are_told_by_a_look_that_began_after_it_was_seen(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[Given]] = [[Given(Named("ml", "early", "main"), (CARD,))]]
+    go = threading.Semaphore(0)
+
+    def slow(*_: object) -> tuple[Given, ...]:
+        found = tuple(given[0])
+        assert go.acquire(timeout=10)
+        return found
+
+    monkeypatch.setattr("poolmeter.exporter.attribution.kubernetes.list_given", slow)
+    cluster.kubelet.start()
+    log_names(cluster.logs, "ml", "early", POD_UID, {"main": CID})
+    log_names(cluster.logs, "ml", "late", OTHER_UID, {"main": CID2})
+    first, second = cluster.proc.add(10, cgroup=PATH), cluster.proc.add(11, cgroup=f"/kubepods/pod{OTHER_UID}/{CID2}")
+    cluster.refresh((first, CARD))
+    until(lambda: cluster.source.worker.begun == 1 and cluster.source._names.containers)
+    given[0] = [*given[0], Given(Named("ml", "late", "main"), (OTHER,))]  # too late for this look
+    cluster.refresh((first, CARD), (second, OTHER))
+    go.release()
+    until(lambda: cluster.source.worker.result.runs == 1)
+    facts = cluster.refresh((first, CARD), (second, OTHER))
+    claims = [cluster.source.claim(facts[key]) for key in (first, second)]
+    assert [claim and (claim.pod, claim.device_uuids) for claim in claims] == [("early", (CARD,)), ("late", None)]
+    version = cluster.source.version()
+    go.release(99)
+    until(lambda: cluster.source.worker.result.runs >= 2)
+    facts = cluster.refresh((first, CARD), (second, OTHER))
+    claim = cluster.source.claim(facts[second])
+    assert claim is not None and claim.device_uuids == (OTHER,) and cluster.source.version() != version
+
+
+@pytest.mark.parametrize(
+    ("name", "uuids"),
+    [
+        ("nvidia0", (CARD,)),
+        ("nvidia1/gi1", (OTHER,)),
+        ("nvidia0/vgpu3", (CARD,)),
+        ("nvidia0/gi2/vgpu0", (CARD,)),
+        ("nvidia9", None),
+        ("some-card", None),
+    ],
+)
+def test_devices_are_compared_where_their_names_mean_one(cluster: Cluster, name: str, uuids: tuple[str, ...] | None) -> None:
+    cluster.kubelet.pods = [pod("ml", "train", "main", name)]
+    cluster.kubelet.start()
+    log_names(cluster.logs, "ml", "train", POD_UID, {"main": CID})
+    claim = cluster.claim(cluster.proc.add(10, cgroup=PATH))
+    assert claim is not None and claim.pod == "train" and claim.device_uuids == uuids
+    for uuid in (CARD, OTHER):
+        assert [item.field for item in disagreements([claim], frozenset([uuid]))] == (["device"] if uuids not in (None, (uuid,)) else [])
+
+
+def test_names_of_device_files_go_by_minor_number() -> None:
+    swapped = names_of([dataclasses.replace(device(CARD, 0), minor=1), dataclasses.replace(device(OTHER, 1), minor=0)])
+    assert swapped.resolve("nvidia0") == (OTHER,) and swapped.resolve("nvidia1/gi0") == (CARD,)
+    unknown = names_of([dataclasses.replace(device(CARD, 0), minor=None)])
+    assert unknown.resolve("nvidia0") == ()
 
 
 def test_a_node_without_kubernetes_has_no_such_source(cluster: Cluster) -> None:

@@ -45,6 +45,21 @@ def test_an_error_makes_its_value_absent_and_nothing_else(say: Say) -> None:
     assert device.temperature_celsius == 40 and len(device.errors) == 3
 
 
+LACKS = (real.NVML_ERROR_NOT_SUPPORTED, real.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+
+@pytest.mark.parametrize("compute", [0, real.NVML_ERROR_UNKNOWN, real.NVML_ERROR_TIMEOUT, real.NVML_ERROR_NO_PERMISSION, *LACKS])
+@pytest.mark.parametrize("others", [0, real.NVML_ERROR_UNKNOWN, *LACKS])
+def test_nobody_is_on_a_card_only_when_the_list_of_programs_says_so(say: Say, compute: int, others: int) -> None:
+    say(
+        nvmlDeviceGetComputeRunningProcesses_v3=error(compute) if compute else [],
+        nvmlDeviceGetMPSComputeRunningProcesses_v3=error(others) if others else [],
+        nvmlDeviceGetGraphicsRunningProcesses_v3=error(others) if others else [],
+    )
+    device = only(NvidiaVendor())
+    assert device.processes == () and device.processes_known == (compute == 0 or (compute in LACKS and others == 0))
+
+
 def test_memory_of_an_older_driver(say: Say) -> None:
     def memory(handle: int, version: int | None = None) -> object:
         return error(real.NVML_ERROR_FUNCTION_NOT_FOUND) if version else types.SimpleNamespace(total=1000, used=110)

@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
-from attribution_fakes import MAP, PATH, POD_UID, FakeProc
+from attribution_fakes import MAP, PATH, POD_UID, FakeProc, until
 
-from poolmeter.exporter.attribution.process import Facts, Processes, parse_framework
+from poolmeter.exporter.attribution.process import KEPT_US, Facts, Processes, parse_framework
 from poolmeter.exporter.attribution.source import ProcessKey
 from poolmeter.vendors.proc import command_of
 
@@ -76,10 +77,41 @@ def test_maps_are_read_once_and_may_be_closed_to_us(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path / "proc")
     key, closed = proc.add(50, maps=MAP % b"/usr/lib/libcuda.so.1"), proc.add(51)
     processes = Processes(proc.root)
-    processes.refresh([(key, frozenset()), (closed, frozenset())], 0)
+    until(lambda: processes.refresh([(key, frozenset()), (closed, frozenset())], 0)[key].framework == "cuda")
     (proc.root / "50" / "maps").write_bytes(MAP % b"/usr/local/Ascend/lib64/libascendcl.so")
     later = processes.refresh([(key, frozenset()), (closed, frozenset())], 100 * SECOND)
     assert later[key].framework == "cuda" and later[closed].framework is None
+    processes.close()
+
+
+def test_maps_that_hang_hold_up_no_tick_and_are_taken_for_no_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc, stuck, go = FakeProc(tmp_path / "proc"), threading.Event(), threading.Event()
+
+    def slow(path: Path, limit: int) -> bytes | None:
+        if path.name == "maps" and path.parent.name == "50":
+            stuck.set()
+            assert go.wait(10)
+        return path.read_bytes() if path.exists() else None
+
+    monkeypatch.setattr("poolmeter.exporter.attribution.process._head", slow)
+    cuda = MAP % b"/usr/lib/libcuda.so.1"
+    key, reused, after = proc.add(49, maps=cuda), proc.add(50, start=100, maps=cuda), proc.add(51, maps=cuda)
+    processes = Processes(proc.root)
+    seen = [(each, frozenset[str]()) for each in (key, reused, after)]
+    processes.refresh(seen, 0)
+    assert stuck.wait(10)  # the tick came back, and the thread is in there
+    until(lambda: processes.refresh(seen, 0)[key].framework == "cuda")
+    assert all(processes.refresh(seen, 0)[each].framework is None for each in (reused, after))
+    proc.add(50, start=200)
+    go.set()
+    until(lambda: processes.refresh(seen, 0)[after].framework == "cuda")
+    assert processes.refresh(seen, 0)[reused].framework is None
+    processes.refresh([], KEPT_US + 1)
+    assert processes.of(key) is None and not processes._unread and not processes._told
+    processes.close()
+    late = [(proc.add(52, maps=cuda), frozenset[str]())]  # as after a reload of the sources
+    until(lambda: processes.refresh(late, KEPT_US + 2)[late[0][0]].framework == "cuda")
+    processes.close()
 
 
 def test_a_program_may_call_itself_anything(tmp_path: Path) -> None:

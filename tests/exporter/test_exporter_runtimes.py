@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from poolmeter.errors import Unavailable
 from poolmeter.exporter.attribution.devices import DeviceNames
 from poolmeter.exporter.attribution.naming import TenantRule
 from poolmeter.exporter.attribution.process import Facts, Processes
-from poolmeter.exporter.attribution.runtimes import Runtime, RuntimeSettings, parse_docker
+from poolmeter.exporter.attribution.runtimes import Described, Runtime, RuntimeSettings, parse_docker
 from poolmeter.exporter.attribution.sockets import Use, connect, get_json
 from poolmeter.exporter.attribution.source import ProcessKey
 from poolmeter.model.snapshot import Claim
@@ -34,8 +35,8 @@ class Host:
         self.sources: list[Runtime] = []
         self.now_us = 0
 
-    def source(self, name: str = "docker", **values: Any) -> Runtime:
-        settings = RuntimeSettings(
+    def settings(self, name: str) -> RuntimeSettings:
+        return RuntimeSettings(
             name,
             Use.AUTO,
             self.sockets / f"{name}.sock",
@@ -45,7 +46,9 @@ class Host:
             interval_s=0.05,
             timeout_s=0.5,
         )
-        self.sources.append(Runtime(dataclasses.replace(settings, **values)))
+
+    def source(self, name: str = "docker", **values: Any) -> Runtime:
+        self.sources.append(Runtime(dataclasses.replace(self.settings(name), **values)))
         return self.sources[-1]
 
     def facts(self, *keys: ProcessKey) -> dict[ProcessKey, Facts]:
@@ -214,6 +217,57 @@ def test_a_users_own_container(host: Host) -> None:
     assert claim is not None and claim.tenant == "somebody-else"
     claim = host.claim(host.source("podman", rootless="off"), key)
     assert claim is not None and claim.container is None and claim.container_id == CID
+    server.stop()
+
+
+@pytest.mark.parametrize("first", ["real", "feigned", "both"])
+@pytest.mark.parametrize("rootless", ["off", "names", "labels"])
+def test_a_users_folder_named_like_anothers_container_says_nothing_of_that(host: Host, first: str, rootless: str) -> None:
+    root, own = FakeDocker(host.sockets / "docker.sock"), FakeDocker(host.sockets / "user" / str(UID) / "docker.sock")
+    root.add(CID, "real", poolmeter__tenant="vision")
+    own.add(CID, "feigned", poolmeter__tenant="somebody-else")
+    source = host.source(rootless=rootless)
+    keys = {
+        "real": host.proc.add(7, cgroup=f"/system.slice/docker-{CID}.scope"),
+        "feigned": host.proc.add(8, cgroup=f"/user.slice/user-{UID}.slice/user@{UID}.service/x/docker-{CID}.scope", uid=UID),
+    }
+    if first != "both":
+        host.claim(source, keys[first])
+    facts = host.facts(*keys.values())
+    source.refresh(facts, DeviceNames())
+    until(lambda: not any(source.pending(item) for item in facts.values()))
+    real, feigned = (source.claim(facts[keys[name]]) for name in ("real", "feigned"))
+    assert real == Claim(source="docker", tenant="vision", container="real", container_id=CID, image="cuda:13")
+    assert feigned is not None and feigned.container == (None if rootless == "off" else "feigned")
+    assert feigned.tenant == ("somebody-else" if rootless == "labels" else None)
+    root.stop()
+    own.stop()
+
+
+def test_what_is_asked_during_a_look_waits_for_the_next(host: Host) -> None:
+    asked: list[str] = []
+    go = threading.Semaphore(0)
+
+    def inspect(socket: Path, container_id: str, timeout_s: float, peer_uid: int | None) -> Described:
+        asked.append(container_id)
+        assert go.acquire(timeout=10)
+        return Described(container_id[:1])
+
+    server = FakeDocker(host.sockets / "docker.sock")
+    source = Runtime(host.settings("docker"), inspect)
+    host.sources.append(source)
+    first, second = host.proc.add(7, cgroup=f"/docker/{CID}"), host.proc.add(8, cgroup=f"/docker/{CID2}")
+    source.refresh(host.facts(first), DeviceNames())
+    until(lambda: asked == [CID])
+    facts = host.facts(first, second)
+    source.refresh(facts, DeviceNames())
+    go.release()
+    until(lambda: asked == [CID, CID2])
+    assert source.worker.result.runs == 1 and source.pending(facts[second]) and not source.pending(facts[first])
+    go.release()
+    until(lambda: not source.pending(facts[second]))
+    claim = source.claim(facts[second])
+    assert claim is not None and claim.container == "b"
     server.stop()
 
 

@@ -1,6 +1,7 @@
 """Slurm: job mapping files in every state a prolog can leave them in, and jobs of either cgroup version."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,66 @@ def test_a_process_of_a_job(tmp_path: Path, cgroup: str, uid: int, user: str, te
     look(source, facts)
     until(lambda: not source.pending(facts[key]))
     assert source.claim(facts[key]) == Claim(source="slurm", tenant=tenant, job="42", user=user, device_uuids=(CARD,))
+    source.close()
+
+
+def test_devices_of_a_job_are_told_by_a_look_that_began_after_it_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, reads, go = tmp_path / "jobs", [0], threading.Semaphore(0)
+    jobs.mkdir()
+    (jobs / "0").write_text("42\n")
+
+    def slow(path: Path) -> bytes | None:
+        reads[0] += 1
+        assert go.acquire(timeout=10)
+        return path.read_bytes()
+
+    monkeypatch.setattr("poolmeter.exporter.attribution.slurm._read", slow)
+    proc = FakeProc(tmp_path / "proc")
+    keys = [proc.add(pid, cgroup=f"/slurm/uid_1000/job_{job}/step_0/task_0") for pid, job in ((9, 42), (10, 43))]
+    facts = Processes(tmp_path / "proc").refresh([(keys[0], frozenset([CARD])), (keys[1], frozenset([OTHER]))], 0)
+    source = slurm(jobs)
+    source.refresh({keys[0]: facts[keys[0]]}, NAMES)
+    until(lambda: reads[0] == 1)
+    (jobs / "1").write_text("43\n")  # too late for this look
+    source.refresh(facts, NAMES)
+    go.release()
+    until(lambda: source.worker.result.runs == 1)
+    until(lambda: not source._users.pending(1000))
+    source.refresh(facts, NAMES)
+    first, second = (source.claim(facts[key]) for key in keys)
+    assert first is not None and first.device_uuids == (CARD,) and not source.pending(facts[keys[0]])
+    assert second is not None and second.device_uuids is None and source.pending(facts[keys[1]])
+    version = source.version()
+    go.release(9)
+    until(lambda: source.worker.result.runs == 2)
+    source.refresh(facts, NAMES)
+    second = source.claim(facts[keys[1]])
+    assert second is not None and second.device_uuids == (OTHER,) and not source.pending(facts[keys[1]])
+    assert source.version() != version  # a process that had settled is joined again
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "uuids"),
+    [(b"42\n", (OTHER,)), (b"42\n4", None), (b"4", None), (None, None), (b"42\n43\n", (CARD, OTHER)), (b"42\nx\n", (OTHER,))],
+)
+def test_a_device_whose_file_is_not_whole_is_not_said_to_be_anothers(
+    tmp_path: Path, body: bytes | None, uuids: tuple[str, ...] | None
+) -> None:
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    (jobs / "1").write_text("43\n44\n")
+    if body is None:
+        os.mkfifo(jobs / "0")
+    else:
+        (jobs / "0").write_bytes(body)
+    proc = FakeProc(tmp_path / "proc")
+    here, there = (proc.add(pid, cgroup=f"/slurm/uid_1000/job_{job}") for pid, job in ((9, 43), (10, 44)))
+    facts = Processes(tmp_path / "proc").refresh([(here, frozenset([CARD])), (there, frozenset([OTHER]))], 0)
+    source = slurm(jobs)
+    look(source, facts)
+    claims = [source.claim(facts[key]) for key in (here, there)]
+    assert [claim.device_uuids for claim in claims if claim] == [uuids, (OTHER,)]
     source.close()
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import subprocess
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from hypothesis import strategies as st
 from poolmeter.config import AttributionSection
 from poolmeter.exporter.attribution import Allocations, OwnAllocations, Who
 from poolmeter.exporter.attribution.build import build
+from poolmeter.exporter.attribution.cgroup import parse_path
 from poolmeter.exporter.attribution.devices import DeviceNames
 from poolmeter.exporter.attribution.naming import TenantRule
 from poolmeter.exporter.attribution.process import KEPT_US, Facts
 from poolmeter.exporter.attribution.source import ProcessKey, Quiet
-from poolmeter.exporter.attribution.users import UserNames
+from poolmeter.exporter.attribution.users import KEEP_S, UserNames, Users
 from poolmeter.exporter.attribution.who import SETTLE_US, disagreements, holder_of, merge
 from poolmeter.exporter.render import Renderer
 from poolmeter.exporter.server import Face
@@ -267,6 +269,43 @@ def test_any_claims_join(claims: list[Claim], devices: frozenset[str]) -> None:
     assert holder_of(merged) is not None or not known or (merged.pod is not None) != (merged.namespace is not None)
 
 
+def test_a_users_own_container_is_another_holder_than_one_of_the_same_id() -> None:
+    place = parse_path(f"/user.slice/user-1000.slice/user@1000.service/x/docker-{CID}.scope")
+    docker = Claim(source="docker", container_id=CID)
+    user = Users(TenantRule(), UserNames(lambda _: "ann"))
+    user._users.want(1000)
+    user._users.worker.run()
+    said = user.claim(Facts(ProcessKey(8, 9), place=place, uid=1000))
+    assert said is not None and said.user == "ann"
+    assert holder_of(merge([docker])) == f"container/{CID[:12]}" != holder_of(merge([docker, said]))
+    user.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "user"),
+    [
+        ("/user.slice/user-1000.slice/session-3.scope", "user-7"),
+        ("/system.slice/train.service", "user-7"),
+        (f"/tenant-a/{CID}", None),
+        (f"/ecs/{'0f' * 16}/{CID}", None),
+        (f"/system.slice/train.service/libpod-payload-{CID}", None),
+        (f"/docker/{CID}", None),
+        (PATH, None),
+        (f"/user.slice/user-1000.slice/user@1000.service/app.slice/libpod-payload-{CID}", "user-1000"),
+        (f"/user.slice/user-1000.slice/user@1000.service/tenant-a/{CID}", "user-1000"),
+        (f"/user.slice/user-1000.slice/user@1000.service/app.slice/hidden-{CID}.scope", "user-1000"),
+    ],
+)
+def test_a_user_id_inside_a_container_is_never_taken_for_the_hosts(path: str, user: str | None) -> None:
+    source = Users(TenantRule(), UserNames(lambda uid: f"user-{uid}"))
+    facts = Facts(ProcessKey(8, 9), place=parse_path(path), uid=7)
+    source._users.close()  # no thread: the test looks itself
+    source.refresh({facts.key: facts}, DeviceNames())
+    source._users.worker.run()
+    said = source.claim(facts)
+    assert (said.user if said else None) == user and not source.pending(facts)
+
+
 def test_disagreements_are_on_the_page_and_in_the_snapshot(pods: tuple[Node, Says]) -> None:
     node, source = pods
     source.claims[70] = dataclasses.replace(source.claims[70], device_uuids=(OTHER,))
@@ -324,6 +363,23 @@ def test_what_an_allocations_program_starts_without_the_hook_is_the_allocations(
     node.release(allocation)
     proc.end(40)
     node.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, "ann", "bob"]), st.sampled_from([1.0, 60.0, KEEP_S])), max_size=12))
+def test_a_directory_that_is_down_takes_no_name_away_and_is_asked_again_soon(looks: list[tuple[str | None, float]]) -> None:
+    now, answer, found, asked_at = 0.0, None, None, -KEEP_S
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("poolmeter.exporter.attribution.users.time", types.SimpleNamespace(monotonic=lambda: now))
+        users = UserNames(lambda _: answer, interval_s=60.0)
+        users.close()  # no thread: the test looks itself
+        users.want(5)
+        told = False
+        for answer, pause in looks:
+            now += pause
+            if now - asked_at >= (KEEP_S if told else 60.0):
+                asked_at, told, found = now, answer is not None, answer or found
+            users.worker.run()
+            assert users.name_of(5) == (found or "uid-5")
 
 
 def test_churn_leaves_nothing_behind(tmp_path: Path) -> None:

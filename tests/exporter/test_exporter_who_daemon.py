@@ -72,6 +72,7 @@ def test_a_stranger_is_told_and_a_kubelet_that_goes_is_noticed(tmp_path: Path, m
             return {**snapshot, "found": snapshot["attributions"][0]} if snapshot["attributions"] else None
 
         until(lambda: (said := told()) is not None and any(item.get("pod") == "idle" for item in said["holders"]), 30)
+        until(lambda: (said := told()) is not None and "framework" in said["found"], 10)  # a thread reads that
         said = told()
         assert said is not None and said["found"]["framework"] == "cuda"
         # In a container a test's user id says nothing, and no claim is made of it.

@@ -1,13 +1,16 @@
 """MPS as its control daemon tells it: servers, clients, active thread percentages. Asked only, never told.
 
 The daemon speaks a protocol of its own on a pipe; NVIDIA's program `nvidia-cuda-mps-control` is the way to it. It is run only where the
-pipe exists: run without a daemon it would say so, and with a wrong option it would start one.
+pipe exists: run without a daemon it would say so, and with a wrong option it would start one. Its default folder is below /tmp, where
+anybody may be first, so only a pipe of root's or of this process's own user is believed.
+
+What a client limits itself to the daemon does not tell: that is in the client's environment alone.
 """
 
 import os
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poolmeter.vendors.proc import PROC
@@ -15,26 +18,18 @@ from poolmeter.vendors.proc import PROC
 PIPE_FOLDER = Path("/tmp/nvidia-mps")  # the program's own default
 PROGRAM = "nvidia-cuda-mps-control"
 TIMEOUT_S = 2.0
+ENVIRON_BYTES = 65_536
 _SERVER = "nvidia-cuda-mps"  # as the kernel keeps it: 15 bytes
 _LIMIT = b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="
 
 
 @dataclass(frozen=True, kw_only=True)
 class MpsClient:
-    """A client process; `device` is the UUID as the daemon writes it, which may be a prefix."""
+    """A client process, the pid of its server, and its active thread percentage in parts per million (None: not told)."""
 
     pid: int
     server: int
-    device: str | None
     active_thread_ppm: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MpsState:
-    """What the daemon tells; `servers` maps pid to active thread percentage in parts per million (None: not told)."""
-
-    servers: dict[int, int | None] = field(default_factory=dict)
-    clients: tuple[MpsClient, ...] = ()
 
 
 Say = Callable[[str], str | None]
@@ -54,7 +49,7 @@ class MpsControl:
         self._proc = proc
 
     def _run(self, command: str) -> str | None:
-        if not (self._folder / "control").exists():
+        if not self._trusted():
             return None
         environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(self._folder)}
         try:
@@ -65,25 +60,37 @@ class MpsControl:
             return None
         return done.stdout if done.returncode == 0 else None
 
-    def read(self) -> MpsState | None:
-        """Servers and clients now; None when no daemon answers."""
+    def _trusted(self) -> bool:
+        pipe = self._folder / "control"
+        try:
+            # The folder also as a link: whoever owns that may point it elsewhere at any time.
+            owners = {os.lstat(self._folder).st_uid, os.stat(self._folder).st_uid, os.stat(pipe).st_uid}
+        except OSError:
+            return False
+        return owners <= {0, os.geteuid()}
+
+    def read(self) -> tuple[MpsClient, ...] | None:
+        """Clients now; None when no daemon answers."""
         listing = self._say("get_server_list")
         if listing is None:
             return None
-        servers = {int(word): None for word in listing.split() if word.isdigit()}
+        servers = dict.fromkeys(int(word) for word in listing.split() if word.isdigit())
         limits = {pid: _percentage(self._say(f"get_active_thread_percentage {pid}")) for pid in servers}
         clients = []
         for client in parse_clients(self._say("ps") or ""):
             own, server = self._own_limit(client.pid), limits.get(client.server)
             known = [limit for limit in (own, server) if limit is not None]
-            limit = min(known) if known else None
-            clients.append(MpsClient(pid=client.pid, server=client.server, device=client.device, active_thread_ppm=limit))
-        return MpsState(servers=dict(limits), clients=tuple(clients))
+            clients.append(replace(client, active_thread_ppm=min(known, default=None)))
+        return tuple(clients)
 
     def _own_limit(self, pid: int) -> int | None:
-        """What the client asked for itself, which can only be less than the server's; readable with privilege alone."""
+        """What the client asked for itself, which can only be less than the server's; readable with privilege alone.
+
+        Nothing else of its environment is kept, and only the first ENVIRON_BYTES are read; the last variable of these may be cut off.
+        """
         try:
-            variables = (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
+            with (self._proc / str(pid) / "environ").open("rb") as environ:
+                variables = environ.read(ENVIRON_BYTES).split(b"\0")[:-1]
         except OSError:
             return None
         found = next((item.removeprefix(_LIMIT) for item in variables if item.startswith(_LIMIT)), None)
@@ -111,7 +118,5 @@ def parse_clients(table: str) -> list[MpsClient]:
         server = columns.get("SERVER", len(words))
         if len(words) <= server or not (words[0].isdigit() and words[server].isdigit()):
             continue
-        device = columns.get("DEVICE")
-        named = words[device] if device is not None and device < len(words) else None
-        found.append(MpsClient(pid=int(words[0]), server=int(words[server]), device=named))
+        found.append(MpsClient(pid=int(words[0]), server=int(words[server])))
     return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poolmeter.model.hardware import BusFunction
-from poolmeter.vendors.mps import MpsControl, MpsState
+from poolmeter.vendors.mps import MpsClient, MpsControl
 from poolmeter.vendors.nvidia_card import Card, identify
 from poolmeter.vendors.nvidia_events import Xids
 from poolmeter.vendors.nvml import LostDevice, Nvml, ReplacedDriver, text
@@ -67,7 +67,7 @@ class NvidiaVendor:
         self._xids = Xids(self._nvml)
         self._events = Worker("events")
         self._mps, self._mps_worker = mps or MpsControl(proc=proc), Worker("mps")
-        self._mps_state: MpsState | None = None
+        self._mps_clients: tuple[MpsClient, ...] | None = None
         self._mps_at_us = self._functions_at_us = -SELDOM_US
         self._functions: tuple[BusFunction, ...] = ()
         self._driver: str | None = None
@@ -205,11 +205,11 @@ class NvidiaVendor:
         served = any(slot.reading is not None and slot.reading.hardware.mps_server_pid is not None for slot in self._slots.values())
         if served and now_us - self._mps_at_us >= SELDOM_US and self._mps_worker.start(self._guarded(self._ask_mps)):
             self._mps_at_us = now_us
-        state = self._mps_state if served else None
-        return {} if state is None else {c.pid: c.active_thread_ppm for c in state.clients if c.active_thread_ppm is not None}
+        clients = self._mps_clients if served else None
+        return {client.pid: client.active_thread_ppm for client in clients or () if client.active_thread_ppm is not None}
 
     def _ask_mps(self) -> None:
-        self._mps_state = self._mps.read()
+        self._mps_clients = self._mps.read()
 
     def _bus(self, devices: list[DeviceReading]) -> tuple[BusFunction, ...]:
         now_us = time.monotonic_ns() // 1000

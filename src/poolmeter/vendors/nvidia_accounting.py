@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from poolmeter.vendors.nvml import Nvml
+from poolmeter.vendors.nvml import Nvml, number, wide
 from poolmeter.vendors.reading import ProcessReading
 
 
@@ -47,9 +47,10 @@ class Accounting:
             else:
                 return None if _another(stats, reading) else summed_us(stats, time.time_ns() // 1000)
         stats = self.nvml.ask("nvmlDeviceGetAccountingStats", handle, reading.pid)
-        if stats is None or _another(stats, reading) or stats.isRunning or not int(stats.time):
+        if stats is None or _another(stats, reading) or stats.isRunning:
             return None
-        return min(100, int(stats.gpuUtilization)) * int(stats.time) * 10
+        percent, ms = number(stats.gpuUtilization), wide(stats.time)
+        return None if percent is None or not ms else min(100, percent) * ms * 10
 
 
 def _another(stats: Any, reading: ProcessReading) -> bool:
@@ -58,12 +59,15 @@ def _another(stats: Any, reading: ProcessReading) -> bool:
 
 
 def summed_us(stats: Any, now_us: int) -> int | None:
-    """Device time of the sums of AccountingStats_v2: their mean over the time since the context began (`time`, in ms, once it has ended)."""
-    samples = int(stats.sampleCount)
-    if samples <= 0:
+    """Device time of the sums of AccountingStats_v2: their mean over the time since the context began (`time`, in ms, once it has ended).
+
+    None: the driver has not told them.
+    """
+    samples, total, ms, start_us = number(stats.sampleCount), wide(stats.sumGpuUtil), wide(stats.time), wide(stats.startTime)
+    if not samples or total is None or ms is None or (ms == 0 and start_us is None):
         return None
-    span_us = int(stats.time) * 1000 or max(0, now_us - int(stats.startTime))
-    return min(int(stats.sumGpuUtil), samples * 10_000) * span_us // (samples * 10_000)
+    span_us = ms * 1000 or max(0, now_us - (start_us or 0))
+    return min(total, samples * 10_000) * span_us // (samples * 10_000)
 
 
 __all__ = ["Accounting", "summed_us"]

@@ -30,6 +30,7 @@ class Card:
         self._accounting = Accounting(nvml)
         self._health, self._counters, self._gpm = Health(nvml), Counters(nvml), Gpm(nvml)
         self._instances, self._vgpus = Instances(nvml), Vgpus(nvml)
+        self._mig: bool | None = None
         self._health_at_us: int | None = None
         self._licence: tuple[bool | None, str | None] = (None, None)
 
@@ -42,7 +43,9 @@ class Card:
         if memory is None:
             memory = ask(errors, "nvmlDeviceGetMemoryInfo", handle)
         rates = ask(errors, "nvmlDeviceGetUtilizationRates", handle)
-        mig = ask(errors, "nvmlDeviceGetMigMode", handle)
+        mode = ask(errors, "nvmlDeviceGetMigMode", handle)
+        if mode is not None:
+            self._mig = bool(mode[0])  # one that cannot be asked now has not changed
         energy = wide(ask(errors, "nvmlDeviceGetTotalEnergyConsumption", handle))
         busy = number(rates.gpu) if rates is not None else None
         utilization = min(100, busy) * 10_000 if busy is not None else None
@@ -51,8 +54,7 @@ class Card:
         listed, known = self._use.lists(handle, errors)
         self._use.integrate(handle, listed, errors)
         self._slow(handle, now_us)
-        split = mig is not None and bool(mig[0])
-        if split:
+        if self._mig:
             self._gpm.activity, self._gpm.pcie = None, (None, None)
         else:
             self._gpm.read(handle, now_us)
@@ -82,7 +84,7 @@ class Card:
             nvlink_tx_bytes_total=self._counters.nvlink_tx,
             nvlink_rx_bytes_total=self._counters.nvlink_rx,
             activity=self._gpm.activity,
-            instances=self._instances.read(handle, now_us) if split else None,
+            instances=self._instances.read(handle, now_us) if self._mig else None,
             vgpus=self._vgpus.read(handle) if host else None,
             mps_server_pid=next((pid for pid, item in sorted(listed.items()) if item.mps == "server"), None),
         )
@@ -98,7 +100,7 @@ class Card:
             temperature_celsius=number(ask(errors, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)),
             sm_clock_hz=self._clock(errors, handle, nvml.NVML_CLOCK_SM),
             memory_clock_hz=self._clock(errors, handle, nvml.NVML_CLOCK_MEM),
-            mig=bool(mig[0]) if mig is not None else None,
+            mig=self._mig,
             processes=self._accounting.add(handle, self._health.accounting, self._use.readings(listed)),
             processes_known=known,
             errors=tuple(errors),
@@ -124,6 +126,9 @@ class Card:
 
 def identify(nvml: Nvml, index: int, handle: Any, uuid: str, driver: str | None) -> DeviceReading:
     """Who a card is; raises when it does not even say how much memory it has."""
+    size = wide(nvml.call("nvmlDeviceGetMemoryInfo", handle).total)
+    if size is None:
+        raise nvml.binding.NVMLError(nvml.binding.NVML_ERROR_NOT_SUPPORTED)
     pci = nvml.ask("nvmlDeviceGetPciInfo", handle)
     return DeviceReading(
         uuid=uuid,
@@ -131,7 +136,7 @@ def identify(nvml: Nvml, index: int, handle: Any, uuid: str, driver: str | None)
         model=text(nvml.ask("nvmlDeviceGetName", handle) or "unknown"),
         vendor="nvidia",
         up=True,
-        memory_total_bytes=int(nvml.call("nvmlDeviceGetMemoryInfo", handle).total),
+        memory_total_bytes=size,
         pci_bus_id=text(pci.busId) if pci is not None else None,
         minor=number(nvml.ask("nvmlDeviceGetMinorNumber", handle)),
         serial=optional_text(nvml.ask("nvmlDeviceGetSerial", handle)),

@@ -54,7 +54,8 @@ class Counters:
     nvlink_rx: int | None = None
     _pcie_tx: _Bytes = field(default_factory=_Bytes)
     _pcie_rx: _Bytes = field(default_factory=_Bytes)
-    _held_us: dict[str, int] = field(default_factory=dict)
+    _held_us: dict[str, int] = field(default_factory=dict)  # of reasons without a counter
+    _counted: set[str] = field(default_factory=set)  # reasons with one
     _reasons: int | None = None
     _at_us: int | None = None
 
@@ -72,26 +73,40 @@ class Counters:
         """Read everything. `at_us` is monotonic; `mib_per_s` the rates sent and received that GPM tells of the same time (None: no GPM)."""
         elapsed_us = max(0, at_us - self._at_us) if self._at_us is not None else 0
         self._at_us = at_us
-        answers = self.nvml.ask("nvmlDeviceGetFieldValues", handle, _FIELDS) or ()
-        values = {int(item.fieldId): item for item in answers if item.nvmlReturn == 0}
-        self._throttle(handle, values, elapsed_us)
+        values, lacking = self._fields(handle)
+        self._throttle(handle, values, lacking, elapsed_us)
         self.memory_celsius = _plausible(_value(values.get(_MEMORY_TEMPERATURE)))
         links = (_value(values.get(_NVLINK_TX)), _value(values.get(_NVLINK_RX)))
         self.nvlink_tx, self.nvlink_rx = (None if kib is None else kib * 1024 for kib in links)
         for counter, identifier, rate in ((self._pcie_tx, _PCIE_TX, mib_per_s[0]), (self._pcie_rx, _PCIE_RX, mib_per_s[1])):
             _count(counter, values.get(identifier), elapsed_us, rate)
 
-    def _throttle(self, handle: Any, values: dict[int, Any], elapsed_us: int) -> None:
+    def _fields(self, handle: Any) -> tuple[dict[int, Any], set[int]]:
+        """Answers by field, and the fields that the card says it lacks; one in neither could not be asked now."""
+        nvml = self.nvml.binding
+        never = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT)
+        try:
+            answers = self.nvml.call("nvmlDeviceGetFieldValues", handle, _FIELDS)
+        except nvml.NVMLError as fault:
+            wanted = {identifier for identifier, _, _ in _HELD if identifier is not None}
+            return {}, wanted if self.nvml.code(fault) in never else set()
+        lacking = {int(item.fieldId) for item in answers if item.nvmlReturn in never}
+        return {int(item.fieldId): item for item in answers if item.nvmlReturn == nvml.NVML_SUCCESS}, lacking
+
+    def _throttle(self, handle: Any, values: dict[int, Any], lacking: set[int], elapsed_us: int) -> None:
         reasons = self.nvml.ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if reasons is None:
             reasons = self.nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         found: dict[str, int] = {}
         for identifier, name, bit in _HELD:
             ns = _value(values.get(identifier)) if identifier is not None else None
-            if ns is not None:
+            told = identifier is None or identifier in lacking or identifier in values
+            if ns is not None and name not in self._held_us:
                 found[name] = ns // 1000
-            elif bit and reasons is not None:
-                # No counter of its own: the time for which the bit was found set at both ends.
+                self._counted.add(name)
+            elif bit and reasons is not None and name not in self._counted and (told or name in self._held_us):
+                # No counter of its own: the time for which the bit was found set at both ends. The two never take turns, for whoever
+                # reads would take the lower one for a counter that began anew.
                 held = elapsed_us if self._reasons is not None and reasons & self._reasons & bit else 0
                 self._held_us[name] = found[name] = self._held_us.get(name, 0) + held
         self._reasons = reasons

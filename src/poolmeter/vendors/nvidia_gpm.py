@@ -30,7 +30,7 @@ class Gpm:
         nvml = self.nvml.binding
         if self.supported is None:
             support = self.nvml.ask("nvmlGpmQueryDeviceSupport", device)
-            self.supported = support is not None and bool(support.isSupportedDevice)
+            self.supported = None if support is None else bool(support.isSupportedDevice)
         if not self.supported:
             return
         if self._at_us is not None and at_us - self._at_us <= SHORTEST_US:

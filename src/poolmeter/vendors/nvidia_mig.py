@@ -10,6 +10,7 @@ from poolmeter.vendors.nvml import Nvml, number, text, wide
 
 _PROFILE = re.compile(r"\bMIG (\S+)")
 _MIB = 1 << 20
+_LASTING = ("profile", "placement_start", "placement_size", "compute_slices", "multiprocessors", "memory_total_bytes")
 
 
 @dataclass
@@ -18,19 +19,23 @@ class Instances:
 
     nvml: Nvml
     _known: dict[str, MigInstance] = field(default_factory=dict)
+    _at: dict[int, str] = field(default_factory=dict)  # the instance that an index last had
     _gpm: dict[int, Gpm] = field(default_factory=dict)
     _most: int | None = None
 
-    def read(self, device: Any, at_us: int) -> tuple[MigInstance, ...]:
-        """All instances of a card with MIG on; none may exist. Numbers have holes: an instance that was destroyed leaves one."""
+    def read(self, device: Any, at_us: int) -> tuple[MigInstance, ...] | None:
+        """All instances of a card with MIG on; none may exist. Numbers have holes: an instance that was destroyed leaves one.
+
+        One that the driver does not say is gone stays, with what can be told of it. None: the card does not tell.
+        """
         if self._most is None:
             self._most = number(self.nvml.ask("nvmlDeviceGetMaxMigDeviceCount", device))
+        if self._most is None:
+            return None
         found: dict[str, MigInstance] = {}
         sampled: set[int] = set()
-        for index in range(self._most or 0):
-            handle = self.nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", device, index)
-            uuid = self.nvml.ask("nvmlDeviceGetUUID", handle) if handle is not None else None
-            facts = self._facts(device, handle, text(uuid)) if uuid is not None else None
+        for index in range(self._most):
+            handle, facts = self._instance(device, index)
             if facts is None:
                 continue
             gpu_instance = facts.gpu_instance_id
@@ -38,8 +43,8 @@ class Instances:
                 sampled.add(gpu_instance)
                 self._gpm.setdefault(gpu_instance, Gpm(self.nvml, gpu_instance)).read(device, at_us)
             gpm = self._gpm[gpu_instance]
-            memory = self.nvml.ask("nvmlDeviceGetMemoryInfo", handle)
-            processes = self.nvml.ask("nvmlDeviceGetComputeRunningProcesses_v3", handle)
+            memory = self.nvml.ask("nvmlDeviceGetMemoryInfo", handle) if handle is not None else None
+            processes = self.nvml.ask("nvmlDeviceGetComputeRunningProcesses_v3", handle) if handle is not None else None
             found[facts.uuid] = replace(
                 facts,
                 memory_total_bytes=wide(memory.total) if memory is not None else facts.memory_total_bytes,
@@ -53,34 +58,49 @@ class Instances:
         self._known = {uuid: facts for uuid, facts in self._known.items() if uuid in found}
         return tuple(sorted(found.values(), key=lambda item: (item.gpu_instance_id, item.compute_instance_id)))
 
+    def _instance(self, device: Any, index: int) -> tuple[Any, MigInstance | None]:
+        """The handle and the facts of the instance at an index: no facts where there is none, no handle where it cannot be asked now."""
+        nvml = self.nvml.binding
+        try:
+            handle = self.nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", device, index)
+            uuid = text(self.nvml.call("nvmlDeviceGetUUID", handle))
+        except nvml.NVMLError as fault:
+            gone = (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.NVML_ERROR_NOT_SUPPORTED)
+            if self.nvml.code(fault) in gone:
+                self._at.pop(index, None)
+            return None, self._known.get(self._at.get(index, ""))
+        self._at[index] = uuid
+        return handle, self._facts(device, handle, uuid)
+
     def _facts(self, device: Any, handle: Any, uuid: str) -> MigInstance | None:
-        """What does not change of an instance while it exists."""
-        if uuid in self._known:
-            return self._known[uuid]
-        gpu = number(self.nvml.ask("nvmlDeviceGetGpuInstanceId", handle))
-        compute = number(self.nvml.ask("nvmlDeviceGetComputeInstanceId", handle))
-        if gpu is None or compute is None:
-            return None
-        old = self._gpm.pop(gpu, None) if not any(item.gpu_instance_id == gpu for item in self._known.values()) else None
-        if old is not None:
-            old.close()  # another instance took the number: what the old one did is not its
+        """What does not change of an instance while it exists; what it has not told yet is asked again."""
+        known = self._known.get(uuid)
+        if known is None:
+            gpu = number(self.nvml.ask("nvmlDeviceGetGpuInstanceId", handle))
+            compute = number(self.nvml.ask("nvmlDeviceGetComputeInstanceId", handle))
+            if gpu is None or compute is None:
+                return None
+            old = self._gpm.pop(gpu, None) if not any(item.gpu_instance_id == gpu for item in self._known.values()) else None
+            if old is not None:
+                old.close()  # another instance took the number: what the old one did is not its
+            known = MigInstance(uuid=uuid, gpu_instance_id=gpu, compute_instance_id=compute)
+        elif None not in (getattr(known, name) for name in _LASTING):
+            return known
         attributes = self.nvml.ask("nvmlDeviceGetAttributes_v2", handle)
-        instance = self.nvml.ask("nvmlDeviceGetGpuInstanceById", device, gpu)
+        instance = self.nvml.ask("nvmlDeviceGetGpuInstanceById", device, known.gpu_instance_id)
         info = self.nvml.ask("nvmlGpuInstanceGetInfo", instance) if instance is not None else None
         name = _PROFILE.search(text(self.nvml.ask("nvmlDeviceGetName", handle) or ""))
-        facts = MigInstance(
-            uuid=uuid,
-            gpu_instance_id=gpu,
-            compute_instance_id=compute,
-            profile=name.group(1) if name else None,
-            placement_start=number(info.placement.start) if info is not None else None,
-            placement_size=number(info.placement.size) if info is not None else None,
-            compute_slices=number(attributes.computeInstanceSliceCount) if attributes is not None else None,
-            multiprocessors=number(attributes.multiprocessorCount) if attributes is not None else None,
-            memory_total_bytes=int(attributes.memorySizeMB) * _MIB if attributes is not None else None,
-        )
-        self._known[uuid] = facts
-        return facts
+        mib = number(attributes.memorySizeMB) if attributes is not None else None
+        told = {
+            "profile": name.group(1) if name else None,
+            "placement_start": number(info.placement.start) if info is not None else None,
+            "placement_size": number(info.placement.size) if info is not None else None,
+            "compute_slices": number(attributes.computeInstanceSliceCount) if attributes is not None else None,
+            "multiprocessors": number(attributes.multiprocessorCount) if attributes is not None else None,
+            "memory_total_bytes": mib * _MIB if mib is not None else None,
+        }
+        self._known[uuid] = replace(known, **{key: value for key, value in told.items() if value is not None})  # type: ignore[arg-type]
+        return self._known[uuid]
 
     def close(self) -> None:
         """Let go of everything."""
@@ -88,3 +108,4 @@ class Instances:
             gpm.close()
         self._gpm.clear()
         self._known.clear()
+        self._at.clear()

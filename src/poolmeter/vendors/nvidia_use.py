@@ -18,6 +18,7 @@ from poolmeter.vendors.reading import ProcessReading
 
 FORGET_AFTER_US = 120_000_000  # an ended process stays this long, so that whoever reads seldom still sees its last use
 FULL_PPM = 1_000_000
+_UNTOLD = -1  # a sample whose value the driver says is not available: it sorts, as None does not
 
 
 @dataclass
@@ -48,7 +49,8 @@ class Use:
     nvml: Nvml
     proc: Path
     busy_us: int | None = None
-    rates_us: int | None = None  # when utilisation rates were last integrated
+    rates_us: int | None = None  # when a utilisation rate was last told, with no sample since
+    rated_us: int = 0  # what came before this was integrated from rates
     sample_us: int | None = None  # newest utilisation sample taken
     process_sample_us: int | None = None
     process_samples: bool = False  # whether the card tells the use of processes
@@ -63,7 +65,7 @@ class Use:
             _, samples = self.nvml.call("nvmlDeviceGetSamples", handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, self.sample_us or 0)
         except nvml.NVMLError as fault:
             if self.nvml.code(fault) == nvml.NVML_ERROR_NOT_FOUND:
-                self.busy_us = self.busy_us or 0
+                self.busy_us, self.rates_us = self.busy_us or 0, None
                 return  # nothing new in the buffer; the next sample covers the time
             errors.append(f"nvmlDeviceGetSamples: {fault}")
             if utilization_ppm is None:
@@ -71,29 +73,45 @@ class Use:
             else:
                 if self.rates_us is not None and now_us > self.rates_us:
                     self.busy_us = (self.busy_us or 0) + utilization_ppm * (now_us - self.rates_us) // 1_000_000
+                    self.rated_us = now_us
                 elif self.busy_us is None:
                     self.busy_us = 0
                 self.rates_us = now_us
             return
-        fresh = sorted((int(sample.timeStamp), min(100, int(sample.sampleValue.uiVal))) for sample in samples)
+        self.rates_us = None
+        fresh = sorted((int(sample.timeStamp), _percent(sample.sampleValue.uiVal)) for sample in samples)
         fresh = [(at, value) for at, value in fresh if at > (self.sample_us or 0)]
+        if not fresh or any(value != _UNTOLD for _, value in fresh):
+            self.busy_us = self.busy_us or 0
         if self.sample_us is None:
             # What lies in the buffer at the first look was used before anybody watched.
             self.sample_us = fresh[-1][0] if fresh else None
-            self.busy_us = self.busy_us or 0
             return
         for at, value in fresh:
-            self.busy_us = (self.busy_us or 0) + value * (at - self.sample_us) // 100
+            since = max(self.sample_us, self.rated_us)
+            if value != _UNTOLD and at > since:
+                self.busy_us = (self.busy_us or 0) + value * (at - since) // 100
             self.sample_us = at
 
     def lists(self, handle: Any, errors: list[str]) -> tuple[dict[int, Listed], bool]:
-        """Processes with a context, once each (the compute, MPS and graphics lists overlap); and whether any list answered."""
+        """Processes with a context, once each (the compute, MPS and graphics lists overlap); and whether these are all.
+
+        Not all where the compute list could not be read; a card that has none is known by the others.
+        """
+        nvml = self.nvml.binding
         found: dict[int, Listed] = {}
-        known = False
+        known, failed = False, False
         for kind in ("Compute", "MPSCompute", "Graphics"):
-            rows = self.nvml.value(errors, f"nvmlDeviceGet{kind}RunningProcesses_v3", handle)
-            known = known or rows is not None
-            for row in rows or ():
+            name = f"nvmlDeviceGet{kind}RunningProcesses_v3"
+            try:
+                rows = self.nvml.call(name, handle)
+                known = True
+            except nvml.NVMLError as fault:
+                errors.append(f"{name}: {fault}")
+                lacks = self.nvml.code(fault) in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+                failed = failed or (kind == "Compute" and not lacks)
+                continue
+            for row in rows:
                 mine = found.setdefault(int(row.pid), Listed())
                 mine.memory = max((value for value in (mine.memory, number(row.usedGpuMemory)) if value is not None), default=None)
                 mine.gpu_instance = number(getattr(row, "gpuInstanceId", None))
@@ -109,7 +127,7 @@ class Use:
                 command = None if name is None else text(name)
             if is_server(command):
                 mine.mps = "server"
-        return found, known
+        return found, known and not failed
 
     def integrate(self, handle: Any, listed: Mapping[int, Listed], errors: list[str]) -> None:
         """Adds each process's samples to its total; together they never exceed the time since the last look.
@@ -135,7 +153,8 @@ class Use:
                 break
         self.process_samples = True
         # The driver has been seen to return a hundred zero entries and absurd values: only what is newer and non-zero counts.
-        fresh = sorted((int(s.timeStamp), int(s.pid), min(100, int(s.smUtil))) for s in samples if int(s.timeStamp) > (last or 0))
+        told = [(int(s.timeStamp), int(s.pid), _percent(s.smUtil)) for s in samples if int(s.timeStamp) > (last or 0)]
+        fresh = sorted((at, pid, max(0, value)) for at, pid, value in told)  # a mean that is not told is nobody's time
         newest = max([at for at, _, _ in fresh] + [at for at in (self.sample_us, last) if at is not None], default=None)
         self.process_sample_us = newest
         if last is None or newest is None:
@@ -195,6 +214,11 @@ class Use:
                 )
             )
         return tuple(found)
+
+
+def _percent(value: Any) -> int:
+    found = number(value)
+    return _UNTOLD if found is None else min(100, found)
 
 
 def divide(amount: int, weights: Mapping[int, int]) -> dict[int, int]:

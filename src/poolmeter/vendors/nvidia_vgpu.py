@@ -45,12 +45,16 @@ class Vgpus:
         except nvml.NVMLError as fault:
             self._sampled = self._sampled or self.nvml.code(fault) == nvml.NVML_ERROR_NOT_FOUND
             return  # nothing new, or never told
-        self._sampled = True
+        told = [
+            (int(sample.vgpuInstance), int(sample.timeStamp), percent)
+            for sample in samples
+            if (percent := number(sample.smUtil.uiVal)) is not None
+        ]
+        self._sampled = self._sampled or bool(told) or not samples
         fresh: dict[int, list[tuple[int, int]]] = {}
-        for sample in samples:
-            instance, at = int(sample.vgpuInstance), int(sample.timeStamp)
+        for instance, at, percent in told:
             if instance in active and at > self._newest_us:
-                fresh.setdefault(instance, []).append((at, min(100, int(sample.smUtil.uiVal))))
+                fresh.setdefault(instance, []).append((at, min(100, percent)))
         for instance, mine in fresh.items():
             use = self._use.setdefault(instance, _Use())
             for at, percent in sorted(mine):
@@ -67,13 +71,15 @@ class Vgpus:
             kind = ask("nvmlVgpuInstanceGetType", instance)
             name = ask("nvmlVgpuTypeGetName", kind) if kind is not None else None
             machine = ask("nvmlVgpuInstanceGetVmID", instance)
+            uuid = ask("nvmlVgpuInstanceGetUUID", instance)
             facts = Vgpu(
-                uuid=text(ask("nvmlVgpuInstanceGetUUID", instance) or f"vgpu-{instance}"),
+                uuid=text(uuid or f"vgpu-{instance}"),
                 type_name=optional_text(name),
                 vm_id=optional_text(machine[0]) if machine is not None else None,
                 framebuffer_total_bytes=wide(ask("nvmlVgpuTypeGetFramebufferSize", kind)) if kind is not None else None,
             )
-            self._facts[instance] = facts
+            if uuid:
+                self._facts[instance] = facts  # a name of its own that cannot be asked now is asked for again
         licence, use = ask("nvmlVgpuInstanceGetLicenseInfo_v2", instance), self._use.get(instance)
         return Vgpu(
             uuid=facts.uuid,
