@@ -122,9 +122,11 @@ class Live:
                 raise BadInput("the web configuration turns TLS on or off, expected that only at a start")
             if self._context is not None and plan.web.tls_server_config is not None:
                 self._context.replace(plan.web.tls_server_config)
-        except (PoolmeterError, OSError) as error:
+        except Exception as error:
+            # Also what no reader foresaw: a file must not end an exporter that runs.
             self.ok = False
-            _LOG.error("the configuration was not reloaded: %s; what was in force stays", error)
+            foreseen = isinstance(error, (PoolmeterError, OSError))
+            _LOG.error("the configuration was not reloaded: %s; what was in force stays", error, exc_info=not foreseen)
             return
         was, now = self._plan, plan
         later = [name for name in _FIXED if getattr(was, name) != getattr(now, name)]

@@ -152,6 +152,15 @@ class _Loader(yaml.SafeLoader):
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
 
+    def construct_yaml_int(self, node: Any) -> int:
+        found: int = super().construct_yaml_int(node)
+        repr(found)  # one in hexadecimal may have more digits than can be shown in decimal, as a message would
+        return found
+
+
+# The base class's own is entered under this tag as a function, which no method overrides.
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
 
 def load_web_config(path: Path) -> WebConfig:
     """The checked file, its paths absolute and its token files read. Raises BadInput with one sentence."""
@@ -159,8 +168,8 @@ def load_web_config(path: Path) -> WebConfig:
     try:
         with path.open("rb") as file:
             body = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise BadInput(f"{name} cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise BadInput(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(body) > MAX_BYTES:
         raise BadInput(f"{name} has more than {MAX_BYTES} bytes")
     return parse_web_config(body, name, path.absolute().parent)
@@ -172,6 +181,8 @@ def parse_web_config(body: bytes, name: str, folder: Path) -> WebConfig:
         values = yaml.load(body, Loader=_Loader)  # a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise BadInput(f"{name} is no YAML: {' '.join(str(error).split())}") from None
+    except Exception:  # of `!!bool x` a dictionary complains, of `!!int ''` an index: whatever the tag's constructor trips over
+        raise BadInput(f"{name} is no YAML: a value has another form than its tag says") from None
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise BadInput(f"{name} is {values!r:.40}, expected keys such as tls_server_config and basic_auth_users")
