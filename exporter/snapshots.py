@@ -95,15 +95,12 @@ def _device(
     up = reading is not None and reading.up
     held = [process.memory_bytes for process in unhooked] if up and unhooked is not None else None
     unaccounted = sum(m or 0 for m in held) if held is not None and None not in held else None
-    hooked = sum(
-        min(part.meter.shared[device.uuid].memory_bytes, device.memory_total_bytes)
-        for part in seen.allocations.values()
-        if part.meter is not None and device.uuid in part.meter.device_uuids
-    )
+    hooked = _hooked_memory(ledger, seen, device)
     sizes = [m.memory_bytes for key, listed in shared.items() if key.startswith(f"{device.uuid}|") for m in listed]
+    used = reading.memory_used_bytes if reading is not None and up else None
     difference = None
-    if reading is not None and up and reading.memory_used_bytes is not None and unaccounted is not None and None not in sizes:
-        difference = reading.memory_used_bytes - hooked - unaccounted - sum(m or 0 for m in sizes)
+    if used is not None and hooked is not None and unaccounted is not None and None not in sizes:
+        difference = used - hooked - unaccounted - sum(m or 0 for m in sizes)
     return DeviceSnapshot(
         uuid=device.uuid,
         index=device.index,
@@ -136,6 +133,19 @@ def _device(
         memory_difference_bytes=difference,
         hardware=reading.hardware if reading else None,
     )
+
+
+def _hooked_memory(ledger: Ledger, seen: Observation, device: DeviceLedger) -> int | None:
+    """What all meters say is held on the device; None when one of them cannot be read or believed."""
+    held = 0
+    for part in seen.allocations.values():
+        if part.unread or part.id in ledger.tampered:
+            allocation = part.allocation or ledger.known.get(part.id)
+            if allocation is None or promise_of(allocation, device.uuid) is not None:
+                return None
+        elif part.meter is not None and device.uuid in part.meter.device_uuids:
+            held += min(part.meter.shared[device.uuid].memory_bytes, device.memory_total_bytes)
+    return held
 
 
 def _slice(
@@ -273,6 +283,8 @@ def _processes(ledger: Ledger, seen: Observation) -> list[ProcessSnapshot]:
     for key, process in ledger.processes.items():
         if not process.present or process.ended or (not process.hooked and seen.devices is None):
             continue
+        if process.device_uuid not in ledger.devices:
+            continue  # taken out while the exporter was down; the program's slot lives on
         own = nvml.get((process.device_uuid, ProcessKey(process.pid, process.start_ticks)))
         used: int | None = held.get(key) if process.hooked else own
         measured = process.hooked or process.basis is not None
