@@ -176,7 +176,7 @@ def _slice(
     numbers = UsedNumbers(hooked, busy, sharers, part.shared_us_total, shared_basis)
     used, basis = rules.used(numbers) if rules else (None, UsedBasis.ALLOCATED)
     if meter is None and part.whole_us_total is not None and basis is UsedBasis.SAMPLED:
-        used = part.whole_us_total  # of closed minutes: since the slice began, which the card's own counter is not
+        used = part.whole_us_total  # since the slice began, which the card's own counter is not
     listed = shared.get(f"{uuid}|{allocation.id}")
     by_nvml = _nvml_memory(ledger, device, attribution, allocation.id, listed)
     if meter is None and listed is not None:

@@ -289,6 +289,31 @@ def test_a_whole_card_without_a_meter_is_its_only_users() -> None:
     assert pool.snapshot().slices[0].busy_us_total == 30 * SECOND
 
 
+@given(st.lists(st.tuples(st.integers(0, SECOND), st.sampled_from(["", "", "", "", "other", "restart", "late"])), min_size=1, max_size=150))
+def test_the_total_of_a_whole_card_moves_with_every_turn_and_never_falls(steps: list[tuple[int, str]]) -> None:
+    pool = Pool()
+    pool.allocate("w", Mode.WHOLE, 1_000_000, meter=False)
+    busy = shown = 0
+    shared = False
+    for gained, event in steps:
+        busy += gained
+        if event == "other":
+            shared = True
+            pool.release("o") if "o" in pool.allocations else pool.allocate("o", Mode.TIMESLICE, 1, meter=False)
+        elif event == "restart":
+            pool.restart()
+        pool.change(busy_us_total=busy)
+        pool.step(4 * SECOND if event == "late" else SECOND)
+        found = next(part for part in pool.snapshot().slices if part.allocation_id == "w")
+        if found.busy_us_total is not None:
+            assert shown <= found.busy_us_total <= busy
+            shown = found.busy_us_total
+        if not shared:
+            assert (found.busy_us_total, found.used_basis) == (busy, "sampled")
+            recorded = sum(record.used_us or 0 for record in slices(pool, "w"))
+            assert recorded <= busy and (pool.now % MINUTE_US or recorded == busy)
+
+
 # ---- memory ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from poolmeter.exporter.collectors.family import Page
 from poolmeter.exporter.compat import PAGES
 from poolmeter.exporter.render import Renderer
 from poolmeter.exporter.server import Face, Server, listen
+from poolmeter.model.allocation import Mode
 from poolmeter.model.hardware import Activity, Hardware
 
 # What the panels and the variables of Grafana dashboard 12239 ask, as first published (by instance) and as it is now (by Hostname).
@@ -192,6 +193,16 @@ def test_utilisation_over_a_restart_of_a_counter_is_no_number(busy: Node) -> Non
     part = dataclasses.replace(page.snapshot.slices[0], origin="another", busy_us_total=1)
     page = dataclasses.replace(page, snapshot=dataclasses.replace(page.snapshot, slices=(part,)))
     assert "hami_container_device_utilization_ratio" not in samples(page, "hami")
+
+
+def test_a_whole_card_without_a_meter_is_as_busy_as_the_card(node: Node) -> None:
+    node.create("w", ppm=1_000_000, meter=False, mode=Mode.WHOLE)
+    for second in range(1, 130):
+        node.sampler.change(CARD, busy_us_total=second * 250_000)
+        node.tick()
+        if second > 2:  # from two pages on that know of the allocation
+            ((_, percent),) = samples(page_of(node), "hami")["hami_container_device_utilization_ratio"]
+            assert percent == 25.0, second
 
 
 @needs_prometheus
