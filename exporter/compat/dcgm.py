@@ -6,7 +6,7 @@ sharer: namespace, pod and container are those of whoever has the device alone. 
 
 from collections.abc import Callable
 
-from poolmeter.exporter.collectors.family import Family, Page, Samples
+from poolmeter.exporter.collectors.family import Family, Page, PerPage, Samples
 from poolmeter.exporter.owners import NOBODY, Owner, device_owners
 from poolmeter.model.snapshot import DeviceSnapshot
 
@@ -24,6 +24,9 @@ LABELS = (
     "pci_bus_id",
     "pod",
 )
+
+
+_OWNERS = PerPage(lambda page: device_owners(page.snapshot))
 
 
 def _labels(page: Page, device: DeviceSnapshot, owner: Owner) -> tuple[str, ...]:
@@ -45,7 +48,7 @@ def _labels(page: Page, device: DeviceSnapshot, owner: Owner) -> tuple[str, ...]
 
 def _device(name: str, text: str, value: Callable[[DeviceSnapshot], float | int | None], counter: bool = False) -> Family:
     def samples(page: Page) -> Samples:
-        owners = device_owners(page.snapshot)
+        owners = _OWNERS(page)
         for device in page.snapshot.devices:
             found = value(device) if device.vendor == "nvidia" else None
             if found is not None:

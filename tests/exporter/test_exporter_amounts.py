@@ -1,5 +1,7 @@
 """How much: a card's time and energy are handed out once, by the best source of each, and every number says where it comes from."""
 
+import sys
+
 import pytest
 from amounts_fakes import Hooked, Pool
 from exporter_fakes import CARD, GIB, SECOND, T0, process
@@ -334,6 +336,31 @@ def test_memory_by_hook_by_nvml_and_the_difference() -> None:
     pool.change(memory_used_bytes=None)
     pool.step()
     assert pool.snapshot().devices[0].memory_difference_bytes is None
+
+
+def test_a_snapshot_takes_a_work_that_grows_with_the_slices_and_no_faster() -> None:
+    def steps(count: int) -> int:
+        pool = Pool()
+        for number in range(count):
+            pool.allocate(f"a{number}", ppm=1000)
+            pool.slots[f"a{number}"][0] = Hooked(1000 + number, memory=GIB // 100)
+        pool.processes(*[stranger(1000 + number, 0, memory=GIB // 100 + number) for number in range(count)])
+        pool.step()
+        made = 0
+
+        def count_one(*_: object) -> None:
+            nonlocal made
+            made += 1
+
+        sys.setprofile(count_one)
+        try:
+            snapshot = pool.snapshot()
+        finally:
+            sys.setprofile(None)
+        assert [part.memory_difference_bytes for part in snapshot.slices] == list(range(count))
+        return made
+
+    assert steps(120) < 2.5 * steps(60)
 
 
 # ---- the node --------------------------------------------------------------------------------------------------------------------

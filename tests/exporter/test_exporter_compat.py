@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from poolmeter.exporter.collectors import FAMILIES
 from poolmeter.exporter.collectors.family import Page
-from poolmeter.exporter.compat import PAGES
+from poolmeter.exporter.compat import PAGES, dcgm
+from poolmeter.exporter.owners import device_owners
 from poolmeter.exporter.render import Renderer
 from poolmeter.exporter.server import Face, Server, listen
 from poolmeter.model.allocation import Mode
@@ -165,6 +166,15 @@ def test_a_devices_value_is_never_copied_to_its_sharers(busy: Node) -> None:
     alone = dataclasses.replace(page, snapshot=dataclasses.replace(page.snapshot, slices=page.snapshot.slices[:1]))
     found = samples(with_holders(alone, ("a", CARD, "ns", "p1", "c")), "dcgm")["DCGM_FI_DEV_GPU_UTIL"]
     assert [(labels["namespace"], labels["pod"], labels["container"]) for labels, _ in found] == [("ns", "p1", "c")]
+
+
+def test_owners_are_worked_out_once_a_page(busy: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(dcgm, "device_owners", lambda snapshot: asked.append(snapshot) or device_owners(snapshot))
+    for number in (1, 2):
+        page = with_holders(page_of(busy), ("a", CARD, "ns", f"p{number}", "c"))
+        assert len(samples(page, "dcgm")) > 3
+        assert len(asked) == number
 
 
 def test_the_units_and_labels_of_hami(busy: Node) -> None:
