@@ -164,6 +164,15 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 def load_web_config(path: Path) -> WebConfig:
     """The checked file, its paths absolute and its token files read. Raises BadInput with one sentence."""
+    return parse_web_config(*_read(path), path.absolute().parent)
+
+
+def speaks_tls(path: Path) -> bool:
+    """Whether the file turns TLS on. Raises BadInput for one that cannot be read; files that it names may be others' to read, and are not."""
+    return _checked(*_read(path)).tls_server_config is not None
+
+
+def _read(path: Path) -> tuple[bytes, str]:
     name = f"web configuration file {path}"
     try:
         with path.open("rb") as file:
@@ -172,11 +181,10 @@ def load_web_config(path: Path) -> WebConfig:
         raise BadInput(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(body) > MAX_BYTES:
         raise BadInput(f"{name} has more than {MAX_BYTES} bytes")
-    return parse_web_config(body, name, path.absolute().parent)
+    return body, name
 
 
-def parse_web_config(body: bytes, name: str, folder: Path) -> WebConfig:
-    """The configuration in YAML bytes; `name` is what errors call it. Raises BadInput."""
+def _checked(body: bytes, name: str) -> WebConfig:
     try:
         values = yaml.load(body, Loader=_Loader)  # a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
@@ -189,9 +197,14 @@ def parse_web_config(body: bytes, name: str, folder: Path) -> WebConfig:
     if "tokens" in values:
         raise BadInput(f"{name}: tokens is not a known key")
     try:
-        config = WebConfig.model_validate(values)
+        return WebConfig.model_validate(values)
     except ValidationError as error:
         raise BadInput(f"{name}: {_said(error)}") from None
+
+
+def parse_web_config(body: bytes, name: str, folder: Path) -> WebConfig:
+    """The configuration in YAML bytes; `name` is what errors call it. Raises BadInput."""
+    config = _checked(body, name)
     tls = config.tls_server_config
     if tls is not None:
         names = {

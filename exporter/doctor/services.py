@@ -4,11 +4,13 @@ import http.client
 import json
 import os
 import shlex
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from poolmeter.errors import BadInput, DataError
 from poolmeter.exporter.doctor.finding import Finding, Subject, ok, problem, unknown, warning
@@ -46,6 +48,13 @@ def exporter_findings(subject: Subject, token: str | None = None, ca_file: str |
         status, body, _ = _get(url, "/readyz", token, ca_file=ca_file)
     except BadInput as error:
         return [problem("exporter", str(error), "poolmeter config check")], None
+    except ssl.SSLCertVerificationError as error:
+        return [unknown("exporter", f"the certificate of {url} cannot be verified: {error.verify_message}", _by_name(url))], None
+    except (ssl.SSLError, http.client.BadStatusLine, ConnectionResetError) as error:
+        if url.startswith("http:"):
+            return [unknown("exporter", f"what answers at {url} does not speak plain HTTP, and may want TLS", _by_name(url))], None
+        found = f"what answers at {url} ends the connection, and may want a client's certificate: {_why(error)}"
+        return [unknown("exporter", found, f"curl --cert FILE --key FILE --cacert FILE {url}/readyz")], None
     except (OSError, http.client.HTTPException) as error:
         return [problem("exporter", f"nobody answers at {url}: {_why(error)}", fix)], None
     if status in (401, 403):
@@ -78,6 +87,10 @@ def exporter_findings(subject: Subject, token: str | None = None, ca_file: str |
         if age_s > 10:
             made.append(problem("exporter snapshot", f"the newest one is {age_s:.0f} s old: its turns stand still", fix))
     return made, snapshot
+
+
+def _by_name(url: str) -> str:
+    return f"poolmeter doctor --exporter https://NAME:{urlsplit(url).port or 443} --ca-file FILE"
 
 
 def snapshot_findings(snapshot: Snapshot) -> Iterator[Finding]:

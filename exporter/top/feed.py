@@ -116,8 +116,10 @@ def _plainly(fault: OSError, timeout_s: float) -> str:
         return f"it gives no answer within {timeout_s:g} s"
     if isinstance(fault, ConnectionRefusedError):
         return "nothing listens there"
+    if isinstance(fault, ssl.SSLCertVerificationError):
+        return f"its certificate cannot be verified: {fault.verify_message}; --ca-file FILE says whom to trust"
     if isinstance(fault, ssl.SSLError):
-        return f"TLS fails: {getattr(fault, 'verify_message', None) or fault.reason or fault}"
+        return f"TLS fails: {fault.reason or fault}"
     return fault.strerror or str(fault) or type(fault).__name__
 
 

@@ -13,14 +13,19 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from exporter_certificates import Authority
 from exporter_fakes import CARD, Meter, Node
 from exporter_top_fakes import device, part, process, snapshot
 
 from poolmeter import cli
 from poolmeter.errors import Unavailable
 from poolmeter.exporter.doctor import driver, node, services
-from poolmeter.exporter.doctor.commands import as_text
+from poolmeter.exporter.doctor.commands import as_text, configuration_of
 from poolmeter.exporter.doctor.finding import Finding, Machine, State, Subject, problem
+from poolmeter.exporter.guard import Guard
+from poolmeter.exporter.server import Face, Server, listen
+from poolmeter.exporter.tls import RotatingContext
+from poolmeter.exporter.webconfig import load_web_config
 from poolmeter.model.plain import to_plain
 from poolmeter.model.snapshot import Snapshot, SourceHealth
 from poolmeter.native import native_path
@@ -372,6 +377,66 @@ def test_the_exporter() -> None:
         assert "is no exporter" in state_of(at(url), "exporter")[1]
     with serving({**exporter(snapshot(), well), "/v1/snapshot": lambda: (503, {})}) as url:
         assert state_of(at(url), "exporter snapshot")[0] is State.UNKNOWN
+
+
+def test_an_exporter_over_tls_is_well_or_cannot_be_told(node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority = Authority(tmp_path / "authority")
+    certificate, key = authority.issue("server")
+    web = tmp_path / "web.yml"
+    plain = f"tls_server_config: {{cert_file: {certificate}, key_file: {key}"
+    strict = f"{plain}, client_ca_file: {authority.certificate}, client_auth_type: RequireAndVerifyClientCert}}\n"
+    node.tick()
+
+    def at(text: str, *words: str, config: str | None = None, readable: bool = True) -> dict[str, tuple[str, str, str]]:
+        """What is found, of an exporter that was started with `text`, where the configuration names a file with `config`."""
+        web.write_text(text)
+        loaded = load_web_config(web)
+        assert loaded.tls_server_config is not None
+        server = Server(
+            Guard(Face(node.agent, None).application(), loaded), listen("127.0.0.1", 0), RotatingContext(loaded.tls_server_config)
+        )
+        server.start()
+        try:
+            port = server.url.rpartition(":")[2]
+            web.write_text(text if config is None else config)
+            named = f'web_config_file = "{web}"\n' if readable else ""
+            (tmp_path / "config.toml").write_text(f"[exporter]\nport = {port}\n{named}")
+            command = ["doctor", "--run", str(node.run.root), "--data", str(tmp_path), "--config", str(tmp_path / "config.toml"),
+                       "--prometheus", NOWHERE, "--grafana", NOWHERE, "--format", "json"]  # fmt: skip
+            cli.dispatch([*command, *(word.replace("PORT", port) for word in words)])
+        finally:
+            server.stop()
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        return {row["check"]: (row["state"], row["found"], (row.get("fix") or "").replace(port, "PORT")) for row in rows}
+
+    fix = "poolmeter doctor --exporter https://NAME:PORT --ca-file FILE"
+    state, said, _ = at(plain + "}\n", "--ca-file", str(authority.certificate))["exporter"]
+    assert state == "ok" and "it answers at https://127.0.0.1:" in said
+    state, said, mend = at(plain + "}\n")["exporter"]
+    assert state == "unknown" and "certificate" in said and mend == fix
+    state, said, mend = at(strict, "--ca-file", str(authority.certificate))["exporter"]
+    assert state == "unknown" and "may want a client's certificate" in said, said
+    assert mend.startswith("curl --cert FILE --key FILE")
+    for words in ((), ("--exporter", "http://127.0.0.1:PORT")):
+        state, said, mend = at(plain + "}\n", *words, readable=False)["exporter"]  # TLS by a flag that the doctor does not know of
+        assert state == "unknown" and "does not speak plain HTTP" in said and mend == fix, said
+    found = at(plain + "}\n", config="nonsense: 1\n")
+    assert found["web configuration"][0] == "problem" and "nonsense is not a known key" in found["web configuration"][1]
+    assert found["exporter"][0] == "unknown" and found["exporter"][2] == fix
+
+
+def test_a_web_configuration_that_cannot_be_honoured_or_read(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    for name, text, state in (
+        ("a", "{}", State.OK),
+        ("b", "nonsense: 1", State.PROBLEM),
+        ("c", None, State.UNKNOWN),
+        ("d\\u0000", None, State.PROBLEM),
+    ):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        config.write_text(f'[exporter]\nweb_config_file = "{tmp_path}/{name}"\n')
+        assert state_of(configuration_of(str(config))[1], "web configuration")[0] is state
 
 
 def test_what_the_exporter_sees() -> None:

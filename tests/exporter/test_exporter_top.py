@@ -22,10 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolmeter import cli
+from poolmeter.config import load_config
 from poolmeter.errors import BadInput, DataError, Unavailable
+from poolmeter.exporter.addresses import running_pool
+from poolmeter.exporter.doctor.commands import Doctor, subjects_of
 from poolmeter.exporter.top import words
 from poolmeter.exporter.top.attribution import named, place_of
 from poolmeter.exporter.top.columns import line, place
+from poolmeter.exporter.top.commands import Top, addresses_of
 from poolmeter.exporter.top.details import details
 from poolmeter.exporter.top.feed import Address, parse_snapshots
 from poolmeter.exporter.top.host import Host, parse_cgroup, parse_maps
@@ -387,8 +391,6 @@ def test_bad_input_and_nobody_there(tmp_path: Path) -> None:
 
 
 def test_the_addresses_of_a_pool(tmp_path: Path) -> None:
-    from poolmeter.exporter.top.commands import addresses_of
-
     def named(**values: object) -> list[str]:
         return addresses_of(argparse.Namespace(**{"exporter": [], "collector": None, "data": str(tmp_path), "config": None, **values}))
 
@@ -399,6 +401,68 @@ def test_the_addresses_of_a_pool(tmp_path: Path) -> None:
     assert named() == ["http://127.0.0.1:5"]
     (tmp_path / "up.json").write_text("{")
     assert named() == ["http://127.0.0.1:9877"]
+
+
+@pytest.mark.parametrize("pids", [{"up": 1}, {"up": "1"}])
+def test_a_pool_of_another_user_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pids: dict[str, object]) -> None:
+    def denied(pid: int, number: int) -> None:
+        assert (pid, number) == (1, 0)
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", denied)
+    nodes = [{"name": "a", "run": "/run/a"}]
+    (tmp_path / "up.json").write_text(json.dumps({"urls": {"exporter:a": "http://127.0.0.1:5"}, "pids": pids, "nodes": nodes}))
+    assert [url for _, url in known_urls(tmp_path)] == ["http://127.0.0.1:5"] * 2
+
+
+def known_urls(data: Path, config: Path | None = None) -> list[tuple[str, str]]:
+    """The exporters that `top` and the doctor ask when they are told nothing."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data"), parser.add_argument("--config")
+    found = []
+    for command, urls in (
+        (Top(), lambda args: addresses_of(args)),
+        (Doctor(), lambda args: [item.exporter_url for item in subjects_of(args, load_config(args.config), running_pool(data))]),
+    ):
+        own = argparse.ArgumentParser(parents=[parser], add_help=False)
+        command.configure(own)
+        words = ["--data", str(data), *(["--config", str(config)] if config else [])]
+        found += [(type(command).__name__, url) for url in urls(own.parse_args(words))]
+    return found
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from([0, -1, 1 << 80, float("inf"), float("nan"), "", "x", "a" * 5000]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["up", "exporter", "exporter:a", "name", "run", "x"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(JSON | st.fixed_dictionaries({"pids": JSON | st.just({"up": os.getpid()}), "urls": JSON, "nodes": JSON}))
+def test_whatever_up_json_holds(tmp_path_factory: pytest.TempPathFactory, state: object) -> None:
+    data = tmp_path_factory.mktemp("data")
+    (data / "up.json").write_text(json.dumps(state))
+    assert {name for name, url in known_urls(data) if isinstance(url, str)} == {"Top", "Doctor"}
+
+
+def test_the_configured_exporter_speaks_what_its_web_configuration_says(tmp_path: Path) -> None:
+    config, web = tmp_path / "config.toml", tmp_path / "web.yml"
+    tls = "tls_server_config: {cert_file: absent, key_file: absent}"
+    for text, host, url in (
+        ("", "0.0.0.0", "http://127.0.0.1:9877"),
+        ("bearer_token_files: [absent]", "::", "http://[::1]:9877"),
+        (tls, "gpu-01", "https://gpu-01:9877"),
+        (tls + "\nbearer_token_files: [absent]", "::", "https://[::1]:9877"),
+        ("nonsense: 1", "127.0.0.1", "http://127.0.0.1:9877"),
+    ):
+        web.write_text(text)
+        config.write_text(f'[exporter]\nhost = "{host}"\nweb_config_file = "{web}"\n')
+        assert [url for _, url in known_urls(tmp_path, config)] == [url] * 2
+    web.unlink()
+    assert [url for _, url in known_urls(tmp_path, config)] == ["http://127.0.0.1:9877"] * 2
 
 
 def test_what_the_frame_costs_does_not_grow_with_time(tmp_path: Path) -> None:
