@@ -53,7 +53,7 @@ class Doctor:
         else:
             from poolmeter.report import Report, write
 
-            rows = tuple({**dataclasses.asdict(item), "state": item.state.value} for item in found)
+            rows = tuple(row_of(item) for item in found)
             totals = {state.value: sum(item.state is state for item in found) for state in State}
             write(Report("doctor", ("node", "check", "state", "found", "fix"), rows, totals=totals), args.format, args.output)
         bad = (State.PROBLEM, State.WARNING) if args.strict else (State.PROBLEM,)
@@ -167,6 +167,12 @@ def _print(found: "Sequence[Finding]", args: argparse.Namespace) -> None:
         write_whole(Path(args.output), body.encode("utf-8", "replace"))
     else:
         sys.stdout.write(body)
+
+
+def row_of(item: "Finding") -> dict[str, str | None]:
+    """A finding as its row. Half a surrogate pair, which JSON of others can hold, is `?`: it has no bytes."""
+    row = {**dataclasses.asdict(item), "state": item.state.value}
+    return {key: None if text is None else text.encode(errors="replace").decode() for key, text in row.items()}
 
 
 def as_text(found: "Sequence[Finding]", colour: bool, everything: bool) -> str:

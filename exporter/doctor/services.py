@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from poolmeter.errors import BadInput, DataError
 from poolmeter.exporter.doctor.finding import Finding, Subject, ok, problem, unknown, warning
+from poolmeter.exporter.owners import process_key, unbilled
 from poolmeter.exporter.top.feed import Address, parse_snapshots
 from poolmeter.model.snapshot import Snapshot
 from poolmeter.tokens import client_token, own_token_file
@@ -36,9 +37,14 @@ def _get(
 def _object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _rows(body: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    rows = body.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def exporter_findings(subject: Subject, token: str | None = None, ca_file: str | None = None) -> tuple[list[Finding], Snapshot | None]:
@@ -65,14 +71,15 @@ def exporter_findings(subject: Subject, token: str | None = None, ca_file: str |
         return [
             problem("exporter", f"what answers at {url} is no exporter (status {status})", f"ss -ltnp | grep :{url.rsplit(':', 1)[-1]}")
         ], None
-    failing = [source for source in ready.get("sources", []) if isinstance(source, dict) and not source.get("ok")]
+    sources = _rows(ready, "sources")
+    failing = [source for source in sources if not source.get("ok")]
     made = [
         problem(f"exporter source {source.get('source')}", str(source.get("reason") or "it fails, and does not say why"), fix)
         for source in failing
     ]
     if not failing:
         if ready.get("ok"):
-            made.append(ok("exporter", f"it answers at {url}, all of its {len(ready.get('sources', []))} sources are well"))
+            made.append(ok("exporter", f"it answers at {url}, all of its {len(sources)} sources are well"))
         else:
             made.append(warning("exporter", f"it answers at {url} and has collected nothing yet", f"curl {url}/readyz"))
     try:
@@ -83,9 +90,9 @@ def exporter_findings(subject: Subject, token: str | None = None, ca_file: str |
     if snapshot is None:
         made.append(unknown("exporter snapshot", f"{url}/v1/snapshot gives none", f"curl {url}/v1/snapshot"))
     else:
-        age_s = time.time() - snapshot.taken_us / 1_000_000
-        if age_s > 10:
-            made.append(problem("exporter snapshot", f"the newest one is {age_s:.0f} s old: its turns stand still", fix))
+        age_s = (time.time_ns() // 1000 - snapshot.taken_us) // 1_000_000
+        if age_s >= 10:
+            made.append(problem("exporter snapshot", f"the newest one is {age_s} s old: its turns stand still", fix))
     return made, snapshot
 
 
@@ -94,8 +101,9 @@ def _by_name(url: str) -> str:
 
 
 def snapshot_findings(snapshot: Snapshot) -> Iterator[Finding]:
-    """What the exporter sees that somebody should know: programs without the hook, lost cards, slices that say nothing."""
-    strangers = sorted({(process.command or "?", process.pid) for process in snapshot.processes if not process.hooked})
+    """What the exporter sees that somebody should know: programs that nobody is billed for, lost cards, slices that say nothing."""
+    nobody = unbilled(snapshot)
+    strangers = sorted({(process.command or "?", process.pid) for process in snapshot.processes if process_key(process) in nobody})
     if strangers:
         shown = ", ".join(f"{command} ({pid})" for command, pid in strangers[:3]) + (
             f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
@@ -104,7 +112,7 @@ def snapshot_findings(snapshot: Snapshot) -> Iterator[Finding]:
         found = f"{count} cards without the hook, and nobody is billed for it: {shown}"
         yield warning("programs without hook", found, "poolmeter run --tenant NAME --compute 50 --memory 10G -- PROGRAM")
     elif any(source.source == "nvml" and source.ok for source in snapshot.sources):
-        yield ok("programs without hook", "every program on a card has the hook")
+        yield ok("programs without hook", "every program on a card has the hook, or is billed to an allocation without it")
     else:
         yield unknown("programs without hook", "the cards cannot be read, so nobody knows")
     for device in snapshot.devices:
@@ -164,7 +172,7 @@ def collector_findings(url: str | None, token_file: Path | None, data: Path, nod
 
 
 def _known(url: str, body: dict[str, Any], nodes: Sequence[str]) -> Iterator[Finding]:
-    rows = [row for row in body.get("rows", []) if isinstance(row, dict)]
+    rows = _rows(body, "rows")
     yield ok("collector", f"it answers at {url} and pulls {len(rows)} nodes")
     for name in nodes:
         row = next((row for row in rows if row.get("node") == name), None)
@@ -181,7 +189,7 @@ def _known(url: str, body: dict[str, Any], nodes: Sequence[str]) -> Iterator[Fin
 def _skew(url: str, date: str | None) -> Finding:
     try:
         theirs = parsedate_to_datetime(date or "").timestamp()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return unknown("clock", f"{url} does not say what time it is there", "timedatectl")
     # The header is cut to the second, so it is up to one behind.
     seconds = round(time.time() - theirs - 0.5)
@@ -206,7 +214,7 @@ def neighbour_findings(prometheus: str, grafana: str) -> Iterator[Finding]:
         status, body, _ = _get(prometheus, "/api/v1/query?query=count(poolmeter_build_info)", timeout_s=2.0)
         if status != 200:
             yield unknown("prometheus", f"what answers at {prometheus} gives status {status}", f"curl {prometheus}/-/ready")
-        elif _object(body).get("data", {}).get("result"):
+        elif isinstance(data := _object(body).get("data"), dict) and data.get("result"):
             yield ok("prometheus", f"it answers at {prometheus} and scrapes poolmeter")
         else:
             yield warning(

@@ -37,9 +37,10 @@ class Address:
         try:
             parts = urlsplit(self.url)
             self._host, self._port = parts.hostname, parts.port
+            (self._host or "").encode("idna")  # as the connection will: a label may be too long
         except ValueError:
             parts, self._host = urlsplit(""), None
-        if parts.scheme not in ("http", "https") or not self._host or parts.query:
+        if parts.scheme not in ("http", "https") or not self._host or parts.query or not parts.path.isascii():
             raise BadInput(f"address is {url!r:.120}, expected a URL such as http://127.0.0.1:9877")
         self._path = parts.path
         self._headers = {"Accept": "application/json", "Connection": "keep-alive"}
@@ -127,7 +128,7 @@ def _reason(body: bytes) -> str:
     try:
         value = json.loads(body)
         return f": {value['error']}" if isinstance(value, dict) and isinstance(value.get("error"), str) else ""
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
 
 
@@ -137,7 +138,7 @@ def parse_snapshots(body: bytes) -> tuple[tuple[Snapshot, ...], bool]:
         raise DataError(f"an answer of more than {MAX_BYTES >> 20} MiB")
     try:
         value: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError("no JSON") from None
     if isinstance(value, dict) and isinstance(value.get("rows"), list):
         return tuple(from_plain(Snapshot, row, f"snapshot {index}") for index, row in enumerate(value["rows"])), True

@@ -331,7 +331,17 @@ def test_other_bodies_are_no_snapshots() -> None:
     for body in (b"", b"\xff\xfe", b"[]", b"{}", b'{"rows": [1]}', b"<html>"):
         with pytest.raises(DataError):
             parse_snapshots(body)
-    for url in ("", "127.0.0.1:9877", "ftp://x", "http://", "http://x:99999999", "http://[::1"):
+    for url in (
+        "",
+        "127.0.0.1:9877",
+        "ftp://x",
+        "http://",
+        "http://x:99999999",
+        "http://[::1",
+        f"http://{'x' * 64}",
+        "http://.x",
+        "http://x/ä",
+    ):
         with pytest.raises(BadInput):
             Address(url)
 
@@ -378,6 +388,15 @@ def test_once_prints_a_frame(served: str, capsysbinary: pytest.CaptureFixture[by
     assert cli.dispatch(["top", "--once", "--exporter", served, "--format", "json", "--output", str(out), "--filter", "vision"]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [row["pid"] for row in rows if row["kind"] == "process"] == [10]
+
+
+def test_a_program_without_the_hook_that_is_billed_says_so(tmp_path: Path) -> None:
+    strangers = tuple(process(pid, None, allocation_id=name) for pid, name in ((1, None), (2, "a")))
+    made = Watched(tmp_path, snapshot(processes=(process(3, "t"), *strangers), slices=(part("a", "t", used_basis="sampled"),)))
+    made.watch.poll()
+    assert [dict(details(row))["hook"] for row in made.watch.frame().processes] == [
+        "no hook: nobody is billed for it", "no hook: billed to its allocation", "hooked",
+    ]  # fmt: skip
 
 
 def test_bad_input_and_nobody_there(tmp_path: Path) -> None:
