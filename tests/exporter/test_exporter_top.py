@@ -32,7 +32,7 @@ from poolmeter.exporter.top.columns import line, place
 from poolmeter.exporter.top.commands import Top, addresses_of
 from poolmeter.exporter.top.details import details
 from poolmeter.exporter.top.feed import Address, parse_snapshots
-from poolmeter.exporter.top.host import Host, parse_cgroup, parse_maps
+from poolmeter.exporter.top.host import Host, parse_maps, where_in
 from poolmeter.exporter.top.panes import (
     card_columns,
     framework_of,
@@ -237,16 +237,46 @@ def test_what_this_machine_knows_of_a_process(tmp_path: Path) -> None:
     assert Host().look(child.pid, ticks) is None
 
 
-def test_where_a_process_runs() -> None:
-    name = "0123456789abcdef" * 4
-    assert parse_cgroup(f"0::/system.slice/docker-{name}.scope\n") == "container 0123456789ab"
+def test_where_a_process_runs(tmp_path: Path) -> None:
+    name, other = "0123456789abcdef" * 4, "f" * 64
     uid = "1b0c2a4e-0000-1111-2222-333344445555"
-    pod = f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{name}.scope"
-    assert parse_cgroup(pod) == "pod 1b0c2a4e" and parse_cgroup(f"5:memory:/kubepods/pod{uid}/{name}") == "pod 1b0c2a4e"
-    assert parse_cgroup("0::/system.slice/slurmstepd.scope/job_123/step_0/user\n") == "job 123"
-    assert parse_cgroup("0::/system.slice/train.service\n") == "train.service" and parse_cgroup("0::/\n") is None
-    assert parse_maps("… /usr/lib/libcuda.so.1\n… /x/libtorch_cuda.so") == "PyTorch" and parse_maps("libcuda.so.1") == "CUDA"
-    assert parse_maps("libc.so.6") is None
+    pod = f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{name}.scope"
+    mine = "/user.slice/user-1000.slice/user@1000.service"
+    for path, where in (
+        (f"/system.slice/docker-{name}.scope", "container 0123456789ab"),
+        (pod, "pod 1b0c2a4e"),
+        (f"/kubepods/pod{uid}/{name}", "pod 1b0c2a4e"),
+        ("/system.slice/slurmstepd.scope/job_123/step_0/user", "job 123"),
+        ("/system.slice/train.service", "train.service"),
+        ("/", None),
+        # Whoever is in there may have made the folders below: a user, a unit, a container, a job.
+        (f"{mine}/pod{uid}", "user@1000.service"),
+        (f"{mine}{pod}", "container 0123456789ab"),  # a container of that user's own
+        (f"{mine}/slurm/job_7", "user@1000.service"),
+        (f"{mine}/other.service", "user@1000.service"),
+        (f"/system.slice/train.service/kubepods/pod{uid}", "train.service"),
+        (f"/system.slice/train.service/docker-{name}.scope", "train.service"),
+        ("/system.slice/train.service/slurm/uid_1/job_7", "train.service"),
+        (f"/system.slice/docker-{name}.scope{pod}", "container 0123456789ab"),
+        (f"/system.slice/docker-{name}.scope/docker-{other}.scope", "container 0123456789ab"),
+        (f"/system.slice/slurmstepd.scope/job_123/step_0/user/docker-{other}.scope", "job 123"),
+        (f"/home/pod{uid}", None),
+        ("/job_7", None),
+        ("/system.slice/tr\x1bain.service", "tr\\x1bain.service"),
+    ):
+        assert where_in(f"0::{path}\n".encode()) == where, path
+    assert where_in(b"0::/system.slice/\xff\xfe.service\n").encode() and where_in(b"") is None  # type: ignore[union-attr]
+    assert where_in(f"5:memory:/kubepods/pod{uid}/{name}\n1:name=systemd:/\n".encode()) == "pod 1b0c2a4e"
+
+
+def test_what_a_process_computes_with() -> None:
+    line = b"7f0000000000-7f0000001000 r-xp 00000000 08:01 1 "
+    for path, framework in (
+        (b"/usr/lib/libcuda.so.1", "cuda"), (b"/opt/dtk-24.04/lib/libamdhip64.so.6", "dtk"), (b"/opt/rocm/lib/libamdhip64.so.6", "rocm"),
+        (b"/usr/lib/libc.so.6", None), (b"/home/libcuda.so.copy", None),
+    ):  # fmt: skip
+        assert parse_maps(line + path + b"\n") == framework
+    assert parse_maps(line + b"/usr/lib/libcuda.so.1\n" + line + b"/x/libtorch_cuda.so\n") == "PyTorch"
 
 
 def test_what_the_exporter_attributes_goes_before_what_proc_says() -> None:
