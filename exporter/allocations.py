@@ -26,7 +26,10 @@ _RESTED_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class AllocationReading:
-    """One folder. A part that is absent or cannot be read is None; `faults` says why, `tampered` that its page was interfered with."""
+    """One folder. A part that is absent or cannot be read is None; `faults` says why, `tampered` that its page was interfered with.
+
+    `unread`: there is a meter, and what it says is not known.
+    """
 
     id: str
     folder: Path
@@ -36,6 +39,7 @@ class AllocationReading:
     meter: MeterReading | None = None
     faults: tuple[str, ...] = ()
     tampered: str | None = None
+    unread: bool = False
 
     @property
     def alive(self) -> bool:
@@ -84,7 +88,8 @@ def read_allocation(folder: Path, name: str, retired: bool) -> AllocationReading
             grant = read_grant(folder / "grant")
         except (PoolmeterError, OSError, ValueError) as error:
             faults.append(str(error))
-    if os.path.lexists(folder / "meter"):
+    there = os.path.lexists(folder / "meter")
+    if there:
         try:
             meter = read_meter(folder / "meter")
         except PageError as error:
@@ -94,7 +99,7 @@ def read_allocation(folder: Path, name: str, retired: bool) -> AllocationReading
             faults.append(str(error))
     if allocation is None and meter is None and grant is None and (not faults or not folder.is_dir()):
         return None
-    return AllocationReading(name, folder, retired, allocation, grant, meter, tuple(faults), tampered)
+    return AllocationReading(name, folder, retired, allocation, grant, meter, tuple(faults), tampered, there and meter is None)
 
 
 def _allocation_of(path: str) -> Allocation:

@@ -3,6 +3,7 @@
 Records carry no node, epoch and sequence yet (`sequence` 0): whoever commits them numbers them.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from poolmeter.exporter.ledger import DeviceLedger, Ledger, ProcessLedger, SliceLedger
@@ -21,22 +22,42 @@ def close_minute(ledger: Ledger) -> list[UsageRecord]:
         if device.m_start_us is None or device.parts.span_us == 0:
             continue
         capacity = settle(device.parts)
-        parts = [part for part in ledger.slices.values() if part.device_uuid == uuid and (part.m_seen or part.m_metered)]
-        parts = [part for part in parts if part.allocation_id in ledger.known and _worth(part, capacity)]
-        measured = {part.allocation_id: _used(part, device, ledger.known[part.allocation_id], len(parts)) for part in parts}
+        parts, measured = _measured(ledger, device, capacity)
         energy = _energy(device, capacity, [measured[part.allocation_id][0] or 0 for part in parts], parts)
         records.append(_device_record(device, capacity))
         for part, share in zip(parts, energy, strict=True):
             if share is not None:
                 part.energy_uj_total = (part.energy_uj_total or 0) + share
             used, basis = measured[part.allocation_id]
-            if basis is UsedBasis.SAMPLED and ledger.known[part.allocation_id].mode is Mode.WHOLE:
-                part.whole_us_total = (part.whole_us_total or 0) + (used or 0)
             records.append(_slice_record(ledger, device, capacity, part, used, basis, share))
         records += [
             _process_record(device, process) for process in ledger.processes.values() if process.device_uuid == uuid and process.m_seen
         ]
     return records
+
+
+def count_whole(ledger: Ledger, uuids: Iterable[str]) -> None:
+    """Move totals of whole cards without a meter to what the open minute says so far."""
+    for uuid in uuids:
+        device = ledger.devices[uuid]
+        if device.parts.span_us > 0:
+            _measured(ledger, device, settle(device.parts))
+
+
+def _measured(
+    ledger: Ledger, device: DeviceLedger, capacity: Capacity
+) -> tuple[list[SliceLedger], dict[str, tuple[int | None, UsedBasis]]]:
+    """The device's slices in the open minute, and what each used, by allocation. Moves totals of whole cards without a meter."""
+    parts = [part for part in ledger.slices.values() if part.device_uuid == device.uuid and (part.m_seen or part.m_metered)]
+    parts = [part for part in parts if part.allocation_id in ledger.known and _worth(part, capacity)]
+    measured = {part.allocation_id: _used(part, device, ledger.known[part.allocation_id], len(parts)) for part in parts}
+    for part in parts:
+        used, basis = measured[part.allocation_id]
+        # A counter on the page never falls, also where others turn out to have had a part of what the card was busy.
+        if basis is UsedBasis.SAMPLED and ledger.known[part.allocation_id].mode is Mode.WHOLE and (used or 0) >= part.m_whole_us:
+            part.whole_us_total = (part.whole_us_total or 0) + (used or 0) - part.m_whole_us
+            part.m_whole_us = used or 0
+    return parts, measured
 
 
 def _worth(part: SliceLedger, capacity: Capacity) -> bool:

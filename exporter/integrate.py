@@ -7,7 +7,7 @@ the minutes between, pro rata. Gauges are integrated only over ticks in time; el
 from collections.abc import Iterable
 
 from poolmeter.exporter.attribution import OwnAllocations, Who
-from poolmeter.exporter.closing import close_minute
+from poolmeter.exporter.closing import close_minute, count_whole
 from poolmeter.exporter.hooked import HookedTime
 from poolmeter.exporter.ledger import DeviceLedger, Ledger
 from poolmeter.exporter.observation import Observation, Outcome
@@ -84,6 +84,7 @@ class Integrator:
             ledger.cursor_us = end
             if end % MINUTE_US == 0:
                 self.close(outcome)
+        count_whole(ledger, self._strangers.whole)
         return outcome
 
     def close(self, outcome: Outcome) -> None:

@@ -95,11 +95,12 @@ class SliceLedger:
     # Device time of processes without the hook, while the slice has no meter, and where it comes from.
     shared_us_total: int | None = None
     shared_basis: str | None = None
-    whole_us_total: int | None = None  # the card's own busy time, where it counts for the slice; of closed minutes
+    whole_us_total: int | None = None  # the card's own busy time, where it counts for the slice
     m_seen: bool = False
     m_unmeasured_us: int = 0
     m_metered: bool = False
     m_used_us: int = 0
+    m_whole_us: int = 0  # of the open minute, in `whole_us_total` already
     m_shared_us: int | None = None
     m_shared_basis: str | None = None
     m_memory_used_bus: int | None = None
@@ -116,7 +117,7 @@ class SliceLedger:
         """Forget the open minute."""
         self.m_seen = self.m_metered = False
         self.m_unmeasured_us = self.m_used_us = self.m_memory_allocated_bus = self.m_launches = self.m_graph_launches = 0
-        self.m_throttled_us = self.m_denied = self.m_denied_bytes = self.m_faults = 0
+        self.m_whole_us = self.m_throttled_us = self.m_denied = self.m_denied_bytes = self.m_faults = 0
         self.m_memory_used_bus = self.m_memory_peak = self.m_shared_us = self.m_shared_basis = None
 
 

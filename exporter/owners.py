@@ -1,8 +1,10 @@
-"""Whose pod, container and job a slice or a device belongs to, from what attribution put into a snapshot."""
+"""Whose a slice, a device or a process is, from what a snapshot says."""
 
 from dataclasses import dataclass
 
-from poolmeter.model.snapshot import HolderSnapshot, Snapshot
+from poolmeter.model.allocation import Mode
+from poolmeter.model.snapshot import HolderSnapshot, ProcessSnapshot, SliceSnapshot, Snapshot
+from poolmeter.model.usage import UsedBasis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +53,26 @@ def device_owners(snapshot: Snapshot) -> dict[str, Owner]:
     for part in snapshot.slices:
         sharers.setdefault(part.device_uuid, set()).add(part.allocation_id)
     return {uuid: next(iter(owners)) for uuid, owners in found.items() if len(owners) == 1 and len(sharers.get(uuid, ())) <= 1}
+
+
+def process_key(process: ProcessSnapshot) -> tuple[str, int, int]:
+    """What names a process on a device."""
+    return process.device_uuid, process.pid, process.start_ticks
+
+
+def unbilled(snapshot: Snapshot) -> frozenset[tuple[str, int, int]]:
+    """Processes that nobody is billed for. A slice with a meter is billed by that alone, one without for its processes, a whole card for all."""
+    standing: dict[str, list[SliceSnapshot]] = {}
+    for part in snapshot.slices:
+        if part.state != "suspended":
+            standing.setdefault(part.device_uuid, []).append(part)
+
+    def billed(process: ProcessSnapshot) -> bool:
+        parts = standing.get(process.device_uuid, [])
+        if process.allocation_id is None:
+            parts = [part for part in parts if part.mode == Mode.WHOLE.value] if len(parts) == 1 else []
+        else:
+            parts = [part for part in parts if part.allocation_id == process.allocation_id]
+        return any(part.used_basis != UsedBasis.HOOK.value for part in parts)
+
+    return frozenset(process_key(process) for process in snapshot.processes if not process.hooked and not billed(process))

@@ -124,17 +124,19 @@ class Live:
                 raise BadInput("the web configuration turns TLS on or off, expected that only at a start")
             if self._context is not None and plan.web.tls_server_config is not None:
                 self._context.replace(plan.web.tls_server_config)
-        except (PoolmeterError, OSError) as error:
+            if plan.attribution != self._plan.attribution:
+                self._attribute(plan.attribution)  # the last that may fail
+        except Exception as error:
+            # Also what no reader foresaw: a file must not end an exporter that runs.
             self.ok = False
-            _LOG.error("the configuration was not reloaded: %s; what was in force stays", error)
+            foreseen = isinstance(error, (PoolmeterError, OSError))
+            _LOG.error("the configuration was not reloaded: %s; what was in force stays", error, exc_info=not foreseen)
             return
         was, now = self._plan, plan
         later = [name for name in _FIXED if getattr(was, name) != getattr(now, name)]
         later += [f"settings.{f.name}" for f in fields(Settings) if f.name in ("node", "pool") and _differs(was, now, f.name)]
         kept = replace(was.settings, interval_ms=now.settings.interval_ms, retention_days=now.settings.retention_days)
         self._agent.settings = kept
-        if was.attribution != now.attribution:
-            self._attribute(now.attribution)
         self._sampler.timeout_s = now.sampler_timeout_s
         self._face.token = self._guard.extra_token = now.token
         self._guard.config = now.web

@@ -63,7 +63,7 @@ class SamplerProcess:
         self.restarts = 0
         self.timeout_s = timeout_s
         self._environment = environment
-        self._command = command or (sys.executable, "-m", "poolmeter.exporter.sampler", vendor, str(timeout_s))
+        self._command = command
         self._monotonic = monotonic
         self._restart_after_s = restart_after_s
         self._bell = bell
@@ -130,7 +130,8 @@ class SamplerProcess:
         self._started = now
         try:
             self._child = subprocess.Popen(
-                self._command,
+                # The limit of now: a child whose first look may take longer than that would be killed before it answers.
+                self._command or (sys.executable, "-m", "poolmeter.exporter.sampler", self.name, str(self.timeout_s)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=dict(self._environment) if self._environment is not None else None,

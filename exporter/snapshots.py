@@ -1,5 +1,6 @@
 """The snapshot of a tick: ledger and observation joined into one immutable value that every output is made from."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from poolmeter.exporter.attribution import OwnAllocations, ProcessKey, Who
@@ -35,8 +36,10 @@ def take_snapshot(
 ) -> Snapshot:
     """Everything known at the ledger's cursor. Totals go with the spool's epoch; a device that does not answer has no gauges."""
     standing = ledger.timeline.standing
+    sharers = Counter(uuid for allocation in standing.values() for uuid in {promise.device_uuid for promise in allocation.slices})
+    sizes = _nvml_sizes(seen, attribution, shared)
     slices = [
-        _slice(ledger, seen, attribution, shared, allocation, uuid, epoch, pool)
+        _slice(ledger, seen, sharers[uuid], sizes, shared, allocation, uuid, epoch, pool)
         for allocation in standing.values()
         for uuid in (promise.device_uuid for promise in allocation.slices)
         if uuid in ledger.devices
@@ -95,15 +98,12 @@ def _device(
     up = reading is not None and reading.up
     held = [process.memory_bytes for process in unhooked] if up and unhooked is not None else None
     unaccounted = sum(m or 0 for m in held) if held is not None and None not in held else None
-    hooked = sum(
-        min(part.meter.shared[device.uuid].memory_bytes, device.memory_total_bytes)
-        for part in seen.allocations.values()
-        if part.meter is not None and device.uuid in part.meter.device_uuids
-    )
+    hooked = _hooked_memory(ledger, seen, device)
     sizes = [m.memory_bytes for key, listed in shared.items() if key.startswith(f"{device.uuid}|") for m in listed]
+    used = reading.memory_used_bytes if reading is not None and up else None
     difference = None
-    if reading is not None and up and reading.memory_used_bytes is not None and unaccounted is not None and None not in sizes:
-        difference = reading.memory_used_bytes - hooked - unaccounted - sum(m or 0 for m in sizes)
+    if used is not None and hooked is not None and unaccounted is not None and None not in sizes:
+        difference = used - hooked - unaccounted - sum(m or 0 for m in sizes)
     return DeviceSnapshot(
         uuid=device.uuid,
         index=device.index,
@@ -138,10 +138,24 @@ def _device(
     )
 
 
+def _hooked_memory(ledger: Ledger, seen: Observation, device: DeviceLedger) -> int | None:
+    """What all meters say is held on the device; None when one of them cannot be read or believed."""
+    held = 0
+    for part in seen.allocations.values():
+        if part.unread or part.id in ledger.tampered:
+            allocation = part.allocation or ledger.known.get(part.id)
+            if allocation is None or promise_of(allocation, device.uuid) is not None:
+                return None
+        elif part.meter is not None and device.uuid in part.meter.device_uuids:
+            held += min(part.meter.shared[device.uuid].memory_bytes, device.memory_total_bytes)
+    return held
+
+
 def _slice(
     ledger: Ledger,
     seen: Observation,
-    attribution: OwnAllocations,
+    sharers: int,
+    sizes: Mapping[str, list[int | None]],
     shared: Mapping[str, list[ProcessReading]],
     allocation: Allocation,
     uuid: str,
@@ -158,7 +172,6 @@ def _slice(
     processes = sum(uuid in slot.devices and slot.locked is not False for slot in meter.slots) if meter else None
     rules = sharing_of(allocation.mode)
     device = (seen.devices or {}).get(uuid)
-    sharers = sum(promise_of(other, uuid) is not None for other in ledger.timeline.standing.values())
     busy = device.busy_us_total if device else None
     shared_basis = UsedBasis(part.shared_basis) if part.shared_basis is not None else None
     hooked = part.base_busy_us - part.given_up_us if meter else None
@@ -166,9 +179,9 @@ def _slice(
     numbers = UsedNumbers(hooked, busy, sharers, part.shared_us_total, shared_basis)
     used, basis = rules.used(numbers) if rules else (None, UsedBasis.ALLOCATED)
     if meter is None and part.whole_us_total is not None and basis is UsedBasis.SAMPLED:
-        used = part.whole_us_total  # of closed minutes: since the slice began, which the card's own counter is not
+        used = part.whole_us_total  # since the slice began, which the card's own counter is not
     listed = shared.get(f"{uuid}|{allocation.id}")
-    by_nvml = _nvml_memory(ledger, device, attribution, allocation.id, listed)
+    by_nvml = _nvml_memory(device, sizes.get(f"{uuid}|{allocation.id}", []))
     if meter is None and listed is not None:
         memory, processes = by_nvml, len(listed)
     activity = last_activity(metered=meter is not None, hook_us=part.last_activity_us, utilised_us=part.utilised_us, gpm_us=part.gpm_us)
@@ -221,22 +234,22 @@ def _slice(
     )
 
 
-def _nvml_memory(
-    ledger: Ledger,
-    device: DeviceReading | None,
-    attribution: OwnAllocations,
-    allocation_id: str,
-    listed: list[ProcessReading] | None,
-) -> int | None:
+def _nvml_sizes(seen: Observation, attribution: OwnAllocations, shared: Mapping[str, list[ProcessReading]]) -> dict[str, list[int | None]]:
+    """What the cards say that each process of a slice holds, by `uuid|allocation`; None: a card does not say."""
+    sizes = {key: [process.memory_bytes for process in listed] for key, listed in shared.items()}
+    for uuid, device in (seen.devices or {}).items():
+        for process in device.processes:
+            owner = attribution.owner_of(ProcessKey(process.pid, process.start_ticks)) if process.start_ticks is not None else None
+            if process.listed and owner is not None and owner.hooked:
+                sizes.setdefault(f"{uuid}|{owner.allocation_id}", []).append(process.memory_bytes)
+    return sizes
+
+
+def _nvml_memory(device: DeviceReading | None, sizes: list[int | None]) -> int | None:
     """What the card says that the slice's processes hold, contexts and all; None when it does not list them, or not what they hold."""
-    if device is None or not device.up or not device.processes_known:
+    if device is None or not device.up or not device.processes_known or None in sizes:
         return None
-    sizes = [process.memory_bytes for process in listed or ()]
-    for process in device.processes:
-        owner = attribution.owner_of(ProcessKey(process.pid, process.start_ticks)) if process.start_ticks is not None else None
-        if process.listed and owner is not None and owner.hooked and owner.allocation_id == allocation_id:
-            sizes.append(process.memory_bytes)
-    return None if None in sizes else sum(size or 0 for size in sizes)
+    return sum(size or 0 for size in sizes)
 
 
 def _attributions(processes: Iterable[ProcessSnapshot], who: Who) -> Iterable[AttributionSnapshot]:
@@ -273,6 +286,8 @@ def _processes(ledger: Ledger, seen: Observation) -> list[ProcessSnapshot]:
     for key, process in ledger.processes.items():
         if not process.present or process.ended or (not process.hooked and seen.devices is None):
             continue
+        if process.device_uuid not in ledger.devices:
+            continue  # taken out while the exporter was down; the program's slot lives on
         own = nvml.get((process.device_uuid, ProcessKey(process.pid, process.start_ticks)))
         used: int | None = held.get(key) if process.hooked else own
         measured = process.hooked or process.basis is not None

@@ -62,8 +62,8 @@ def _readable(name: str, path: str) -> None:
     try:
         with open(path, "rb") as file:
             file.read(1)
-    except OSError as error:
-        raise BadInput(f"{name} {path} cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise BadInput(f"{name} {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _reason(error: Exception) -> str:

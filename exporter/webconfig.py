@@ -152,35 +152,59 @@ class _Loader(yaml.SafeLoader):
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
 
+    def construct_yaml_int(self, node: Any) -> int:
+        found: int = super().construct_yaml_int(node)
+        repr(found)  # one in hexadecimal may have more digits than can be shown in decimal, as a message would
+        return found
+
+
+# The base class's own is entered under this tag as a function, which no method overrides.
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
 
 def load_web_config(path: Path) -> WebConfig:
     """The checked file, its paths absolute and its token files read. Raises BadInput with one sentence."""
+    return parse_web_config(*_read(path), path.absolute().parent)
+
+
+def speaks_tls(path: Path) -> bool:
+    """Whether the file turns TLS on. Raises BadInput for one that cannot be read; files that it names may be others' to read, and are not."""
+    return _checked(*_read(path)).tls_server_config is not None
+
+
+def _read(path: Path) -> tuple[bytes, str]:
     name = f"web configuration file {path}"
     try:
         with path.open("rb") as file:
             body = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise BadInput(f"{name} cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise BadInput(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(body) > MAX_BYTES:
         raise BadInput(f"{name} has more than {MAX_BYTES} bytes")
-    return parse_web_config(body, name, path.absolute().parent)
+    return body, name
 
 
-def parse_web_config(body: bytes, name: str, folder: Path) -> WebConfig:
-    """The configuration in YAML bytes; `name` is what errors call it. Raises BadInput."""
+def _checked(body: bytes, name: str) -> WebConfig:
     try:
         values = yaml.load(body, Loader=_Loader)  # a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise BadInput(f"{name} is no YAML: {' '.join(str(error).split())}") from None
+    except Exception:  # of `!!bool x` a dictionary complains, of `!!int ''` an index: whatever the tag's constructor trips over
+        raise BadInput(f"{name} is no YAML: a value has another form than its tag says") from None
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise BadInput(f"{name} is {values!r:.40}, expected keys such as tls_server_config and basic_auth_users")
     if "tokens" in values:
         raise BadInput(f"{name}: tokens is not a known key")
     try:
-        config = WebConfig.model_validate(values)
+        return WebConfig.model_validate(values)
     except ValidationError as error:
         raise BadInput(f"{name}: {_said(error)}") from None
+
+
+def parse_web_config(body: bytes, name: str, folder: Path) -> WebConfig:
+    """The configuration in YAML bytes; `name` is what errors call it. Raises BadInput."""
+    config = _checked(body, name)
     tls = config.tls_server_config
     if tls is not None:
         names = {

@@ -7,7 +7,7 @@ sharer: namespace, pod and container are those of whoever has the device alone. 
 
 from collections.abc import Callable, Iterator
 
-from poolmeter.exporter.collectors.family import Family, Page, Samples
+from poolmeter.exporter.collectors.family import Family, Page, PerPage, Samples
 from poolmeter.exporter.owners import NOBODY, Owner, device_owners
 from poolmeter.model.hardware import Activity, Hardware, MigInstance
 from poolmeter.model.snapshot import DeviceSnapshot
@@ -28,6 +28,9 @@ LABELS = (
     "pci_bus_id",
     "pod",
 )
+
+
+_OWNERS = PerPage(lambda page: device_owners(page.snapshot))
 
 
 def _labels(page: Page, device: DeviceSnapshot, owner: Owner, instance: MigInstance | None = None) -> tuple[str, ...]:
@@ -51,7 +54,7 @@ def _labels(page: Page, device: DeviceSnapshot, owner: Owner, instance: MigInsta
 
 def _family(name: str, text: str, value: Callable[[Page, DeviceSnapshot], float | int | None], counter: bool = False) -> Family:
     def samples(page: Page) -> Samples:
-        owners = device_owners(page.snapshot)
+        owners = _OWNERS(page)
         for device in page.snapshot.devices:
             found = value(page, device) if device.vendor == "nvidia" else None
             if found is not None:
@@ -70,7 +73,7 @@ def _split(
     """Of the GPU instances where there are any that tell it, else of the card: never both, so that sums are right."""
 
     def samples(page: Page) -> Samples:
-        owners = device_owners(page.snapshot)
+        owners = _OWNERS(page)
         for device in page.snapshot.devices:
             if device.vendor != "nvidia":
                 continue

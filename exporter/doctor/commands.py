@@ -2,8 +2,8 @@
 
 import argparse
 import dataclasses
-import json
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ class Doctor:
         else:
             from poolmeter.report import Report, write
 
-            rows = tuple({**dataclasses.asdict(item), "state": item.state.value} for item in found)
+            rows = tuple(row_of(item) for item in found)
             totals = {state.value: sum(item.state is state for item in found) for state in State}
             write(Report("doctor", ("node", "check", "state", "found", "fix"), rows, totals=totals), args.format, args.output)
         bad = (State.PROBLEM, State.WARNING) if args.strict else (State.PROBLEM,)
@@ -63,24 +63,35 @@ class Doctor:
 def configuration_of(option: str | None) -> "tuple[Config, list[Finding]]":
     """The configuration in force; one that cannot be honoured is a finding, and the checks go on with the defaults."""
     from poolmeter.config import Config, config_path, load_config
-    from poolmeter.exporter.doctor.finding import ok, problem
+    from poolmeter.exporter.doctor.finding import ok, problem, unknown
 
     try:
         config = load_config(option)
-        return config, [ok("configuration", f"{config_path(option) or 'the defaults'} can be honoured")]
     except (PoolmeterError, OSError) as error:
         said = f"{error.filename} cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
         return Config(), [problem("configuration", said, "poolmeter config check")]
+    found = [ok("configuration", f"{config_path(option) or 'the defaults'} can be honoured")]
+    web = config.exporter.web_config_file
+    if web is not None:
+        from poolmeter.exporter.webconfig import speaks_tls
+
+        try:
+            found.append(ok("web configuration", f"{web} is {'with' if speaks_tls(web) else 'without'} TLS"))
+        except BadInput as error:
+            told = unknown if isinstance(error.__context__, OSError) else problem  # it may be the exporter's alone to read
+            found.append(told("web configuration", str(error), f"ls -l {shlex.quote(str(web))}"))
+    return config, found
 
 
 def examine(args: argparse.Namespace, config: "Config", machine: "Machine") -> "Iterator[Finding]":
     """Every check, in the order in which things depend on each other. Raises BadInput for flags; nothing else."""
+    from poolmeter.exporter.addresses import running_pool
     from poolmeter.exporter.doctor import driver, node, services
     from poolmeter.places import data_folder
     from poolmeter.tokens import read_token
 
     data = data_folder(args.data)
-    pool = _running_pool(data)
+    pool = running_pool(data)
     subjects = subjects_of(args, config, pool)
     token = read_token(Path(args.token_file)) if args.token_file else None
     yield from node.hook_findings()
@@ -102,6 +113,7 @@ def examine(args: argparse.Namespace, config: "Config", machine: "Machine") -> "
 
 def subjects_of(args: argparse.Namespace, config: "Config", pool: dict[str, Any]) -> "list[Subject]":
     """The nodes to look at: every one of a running pool, else the one this machine is."""
+    from poolmeter.exporter.addresses import configured_url
     from poolmeter.exporter.doctor.finding import Subject
     from poolmeter.places import run_folder
 
@@ -112,7 +124,8 @@ def subjects_of(args: argparse.Namespace, config: "Config", pool: dict[str, Any]
             raise BadInput("$POOLMETER_SIM_MACHINE is not set, expected the file of a simulated machine for --simulate")
         simulated = _machine(named)
     if args.run_folder is None and not os.environ.get("POOLMETER_RUN") and args.exporter is None and not args.simulate:
-        rows = [row for row in pool.get("nodes", []) if isinstance(row, dict) and isinstance(row.get("run"), str)]
+        nodes = pool.get("nodes")
+        rows = [row for row in nodes if isinstance(row, dict) and isinstance(row.get("run"), str)] if isinstance(nodes, list) else []
         urls = pool.get("urls")
         found = []
         for row in rows:
@@ -123,8 +136,7 @@ def subjects_of(args: argparse.Namespace, config: "Config", pool: dict[str, Any]
                 found.append(Subject(name, Path(row["run"]), url, _machine(machine) if isinstance(machine, str) else None))
         if found:
             return found
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.exporter.host, config.exporter.host)
-    url = args.exporter or f"http://{f'[{host}]' if ':' in host else host}:{config.exporter.port}"
+    url = args.exporter or configured_url(config.exporter)
     return [Subject(config.node.name, run_folder(args.run_folder), url, simulated)]
 
 
@@ -141,17 +153,6 @@ def _machine(file: str) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": ":".join(part for part in (folder, rest) if part), "POOLMETER_SIM_MACHINE": file}
 
 
-def _running_pool(data: Path) -> dict[str, Any]:
-    try:
-        state = json.loads((data / "up.json").read_bytes())
-        os.kill(int(state["pids"]["up"]), 0)
-    except PermissionError:
-        return state if isinstance(state, dict) else {}  # another user's, and alive
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return state if isinstance(state, dict) else {}
-
-
 def _text(table: object, key: str) -> str | None:
     value = table.get(key) if isinstance(table, dict) else None
     return value if isinstance(value, str) else None
@@ -166,6 +167,12 @@ def _print(found: "Sequence[Finding]", args: argparse.Namespace) -> None:
         write_whole(Path(args.output), body.encode("utf-8", "replace"))
     else:
         sys.stdout.write(body)
+
+
+def row_of(item: "Finding") -> dict[str, str | None]:
+    """A finding as its row. Half a surrogate pair, which JSON of others can hold, is `?`: it has no bytes."""
+    row = {**dataclasses.asdict(item), "state": item.state.value}
+    return {key: None if text is None else text.encode(errors="replace").decode() for key, text in row.items()}
 
 
 def as_text(found: "Sequence[Finding]", colour: bool, everything: bool) -> str:

@@ -28,12 +28,11 @@ def ask(subject: Subject, wake: bool, timeout_s: float) -> Mapping[str, Any] | F
     except OSError as error:
         return unknown("driver library", f"{sys.executable}, which is to ask the driver, cannot be started: {error.strerror}")
     try:
-        answer = json.loads(done.stdout)
-    except ValueError:
+        return dict(json.loads(done.stdout))
+    except (ValueError, TypeError):
         last = done.stderr.decode(errors="replace").strip().splitlines()
         found = f"asking the driver ended with status {done.returncode}: {last[-1] if last else 'it said nothing'}"
         return problem("driver library", found, "nvidia-smi")
-    return dict(answer)
 
 
 def kernel_version(machine: Machine) -> str | None:
@@ -155,15 +154,17 @@ def _device_files(machine: Machine, answer: Mapping[str, Any]) -> Iterator[Findi
 
 
 def _cards(answer: Mapping[str, Any]) -> Iterator[Finding]:
-    cards = answer.get("cards")
-    if cards is None:
-        if answer.get("count") is not None:
-            found = f"nobody holds the {answer['count']} cards, and asking would start them; their modes were left alone"
-            yield unknown("cards", found, "poolmeter doctor --wake")
+    if "count" not in answer:
         return
-    if not cards:
+    count, cards = answer["count"], answer.get("cards")
+    if count is None:
+        yield unknown("cards", "the driver does not say how many cards there are", "nvidia-smi -L")
+    elif count == 0:
         yield problem("cards", "the driver knows no card", "lspci -d 10de:")
-    for row in cards:
+    elif cards is None:
+        found = f"no program is seen to hold the {count} cards, and asking might start them; their modes were left alone"
+        yield unknown("cards", found, "poolmeter doctor --wake")
+    for row in cards or ():
         yield from card_findings(row)
 
 
@@ -176,20 +177,26 @@ def card_findings(row: Mapping[str, Any]) -> Iterator[Finding]:
         return
     mig, mode = row.get("mig"), row.get("compute_mode")
     clients = row.get("mps_clients")
-    sharing = "MIG" if mig and mig[0] else f"MPS ({clients} clients)" if clients else "time slicing"
+    card = " ".join(str(row[key]) for key in ("model", "uuid") if row.get(key) is not None)
     if mig and mig[0] != mig[-1]:
         yield warning(
             name, f"MIG mode is {_onoff(mig[0])} and becomes {_onoff(mig[-1])} at the next reset", f"sudo nvidia-smi --gpu-reset -i {index}"
         )
     elif mode == 2:
         yield problem(name, "compute mode is prohibited: no program may use it", f"sudo nvidia-smi -i {index} -c DEFAULT")
-    elif mode in (1, 3) and not clients:
+    elif mode in (1, 3) and clients == 0:
         found = f"compute mode is {_COMPUTE_MODES[mode]}: one program at a time, so its shares cannot run side by side"
         yield warning(name, found, f"sudo nvidia-smi -i {index} -c DEFAULT")
     elif mig and mig[0]:
         yield warning(name, "it is in MIG mode, which this version does not share out", f"sudo nvidia-smi -i {index} -mig 0")
+    elif mode is None or clients is None:
+        untold = [what for what, told in (("compute mode", mode), ("MPS clients", clients)) if told is None]
+        yield unknown(
+            name, f"{card}: the driver does not tell its {' and '.join(untold)}, and so not how it is shared", f"nvidia-smi -q -i {index}"
+        )
     else:
-        yield ok(name, f"{row.get('model')} {row.get('uuid')}: shared by {sharing}, compute mode {_COMPUTE_MODES.get(mode or 0, mode)}")
+        sharing = f"MPS ({clients} clients)" if clients else "time slicing"
+        yield ok(name, f"{card}: shared by {sharing}, compute mode {_COMPUTE_MODES.get(mode, mode)}")
     persistence = row.get("persistence")
     if persistence == 0:
         found = "persistence mode is off: the card is started anew whenever its first program comes, and its energy counter begins again"

@@ -79,8 +79,8 @@ def main(argv: list[str]) -> int:
             out["driver"] = value(nvml.nvmlSystemGetDriverVersion)
             out["library"] = value(nvml.nvmlSystemGetNVMLVersion)
             out["count"] = value(nvml.nvmlDeviceGetCount)
-            if "--wake" in argv:
-                out["cards"] = [card(index) for index in range(out["count"] or 0)]
+            if "--wake" in argv and out["count"] is not None:
+                out["cards"] = [card(index) for index in range(out["count"])]
             nvml.nvmlShutdown()
         except nvml.NVMLError as error:
             out["init"] = {"error": str(error), "code": getattr(error, "value", None)}

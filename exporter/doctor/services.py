@@ -4,14 +4,17 @@ import http.client
 import json
 import os
 import shlex
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from poolmeter.errors import BadInput, DataError
 from poolmeter.exporter.doctor.finding import Finding, Subject, ok, problem, unknown, warning
+from poolmeter.exporter.owners import process_key, unbilled
 from poolmeter.exporter.top.feed import Address, parse_snapshots
 from poolmeter.model.snapshot import Snapshot
 from poolmeter.tokens import client_token, own_token_file
@@ -34,9 +37,14 @@ def _get(
 def _object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _rows(body: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    rows = body.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def exporter_findings(subject: Subject, token: str | None = None, ca_file: str | None = None) -> tuple[list[Finding], Snapshot | None]:
@@ -46,6 +54,13 @@ def exporter_findings(subject: Subject, token: str | None = None, ca_file: str |
         status, body, _ = _get(url, "/readyz", token, ca_file=ca_file)
     except BadInput as error:
         return [problem("exporter", str(error), "poolmeter config check")], None
+    except ssl.SSLCertVerificationError as error:
+        return [unknown("exporter", f"the certificate of {url} cannot be verified: {error.verify_message}", _by_name(url))], None
+    except (ssl.SSLError, http.client.BadStatusLine, ConnectionResetError) as error:
+        if url.startswith("http:"):
+            return [unknown("exporter", f"what answers at {url} does not speak plain HTTP, and may want TLS", _by_name(url))], None
+        found = f"what answers at {url} ends the connection, and may want a client's certificate: {_why(error)}"
+        return [unknown("exporter", found, f"curl --cert FILE --key FILE --cacert FILE {url}/readyz")], None
     except (OSError, http.client.HTTPException) as error:
         return [problem("exporter", f"nobody answers at {url}: {_why(error)}", fix)], None
     if status in (401, 403):
@@ -56,14 +71,15 @@ def exporter_findings(subject: Subject, token: str | None = None, ca_file: str |
         return [
             problem("exporter", f"what answers at {url} is no exporter (status {status})", f"ss -ltnp | grep :{url.rsplit(':', 1)[-1]}")
         ], None
-    failing = [source for source in ready.get("sources", []) if isinstance(source, dict) and not source.get("ok")]
+    sources = _rows(ready, "sources")
+    failing = [source for source in sources if not source.get("ok")]
     made = [
         problem(f"exporter source {source.get('source')}", str(source.get("reason") or "it fails, and does not say why"), fix)
         for source in failing
     ]
     if not failing:
         if ready.get("ok"):
-            made.append(ok("exporter", f"it answers at {url}, all of its {len(ready.get('sources', []))} sources are well"))
+            made.append(ok("exporter", f"it answers at {url}, all of its {len(sources)} sources are well"))
         else:
             made.append(warning("exporter", f"it answers at {url} and has collected nothing yet", f"curl {url}/readyz"))
     try:
@@ -74,15 +90,20 @@ def exporter_findings(subject: Subject, token: str | None = None, ca_file: str |
     if snapshot is None:
         made.append(unknown("exporter snapshot", f"{url}/v1/snapshot gives none", f"curl {url}/v1/snapshot"))
     else:
-        age_s = time.time() - snapshot.taken_us / 1_000_000
-        if age_s > 10:
-            made.append(problem("exporter snapshot", f"the newest one is {age_s:.0f} s old: its turns stand still", fix))
+        age_s = (time.time_ns() // 1000 - snapshot.taken_us) // 1_000_000
+        if age_s >= 10:
+            made.append(problem("exporter snapshot", f"the newest one is {age_s} s old: its turns stand still", fix))
     return made, snapshot
 
 
+def _by_name(url: str) -> str:
+    return f"poolmeter doctor --exporter https://NAME:{urlsplit(url).port or 443} --ca-file FILE"
+
+
 def snapshot_findings(snapshot: Snapshot) -> Iterator[Finding]:
-    """What the exporter sees that somebody should know: programs without the hook, lost cards, slices that say nothing."""
-    strangers = sorted({(process.command or "?", process.pid) for process in snapshot.processes if not process.hooked})
+    """What the exporter sees that somebody should know: programs that nobody is billed for, lost cards, slices that say nothing."""
+    nobody = unbilled(snapshot)
+    strangers = sorted({(process.command or "?", process.pid) for process in snapshot.processes if process_key(process) in nobody})
     if strangers:
         shown = ", ".join(f"{command} ({pid})" for command, pid in strangers[:3]) + (
             f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
@@ -91,7 +112,7 @@ def snapshot_findings(snapshot: Snapshot) -> Iterator[Finding]:
         found = f"{count} cards without the hook, and nobody is billed for it: {shown}"
         yield warning("programs without hook", found, "poolmeter run --tenant NAME --compute 50 --memory 10G -- PROGRAM")
     elif any(source.source == "nvml" and source.ok for source in snapshot.sources):
-        yield ok("programs without hook", "every program on a card has the hook")
+        yield ok("programs without hook", "every program on a card has the hook, or is billed to an allocation without it")
     else:
         yield unknown("programs without hook", "the cards cannot be read, so nobody knows")
     for device in snapshot.devices:
@@ -151,7 +172,7 @@ def collector_findings(url: str | None, token_file: Path | None, data: Path, nod
 
 
 def _known(url: str, body: dict[str, Any], nodes: Sequence[str]) -> Iterator[Finding]:
-    rows = [row for row in body.get("rows", []) if isinstance(row, dict)]
+    rows = _rows(body, "rows")
     yield ok("collector", f"it answers at {url} and pulls {len(rows)} nodes")
     for name in nodes:
         row = next((row for row in rows if row.get("node") == name), None)
@@ -168,7 +189,7 @@ def _known(url: str, body: dict[str, Any], nodes: Sequence[str]) -> Iterator[Fin
 def _skew(url: str, date: str | None) -> Finding:
     try:
         theirs = parsedate_to_datetime(date or "").timestamp()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return unknown("clock", f"{url} does not say what time it is there", "timedatectl")
     # The header is cut to the second, so it is up to one behind.
     seconds = round(time.time() - theirs - 0.5)
@@ -193,7 +214,7 @@ def neighbour_findings(prometheus: str, grafana: str) -> Iterator[Finding]:
         status, body, _ = _get(prometheus, "/api/v1/query?query=count(poolmeter_build_info)", timeout_s=2.0)
         if status != 200:
             yield unknown("prometheus", f"what answers at {prometheus} gives status {status}", f"curl {prometheus}/-/ready")
-        elif _object(body).get("data", {}).get("result"):
+        elif isinstance(data := _object(body).get("data"), dict) and data.get("result"):
             yield ok("prometheus", f"it answers at {prometheus} and scrapes poolmeter")
         else:
             yield warning(

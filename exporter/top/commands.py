@@ -1,8 +1,6 @@
 """`poolmeter top`."""
 
 import argparse
-import json
-import os
 import shutil
 import sys
 import time
@@ -70,25 +68,18 @@ class Top:
 
 def addresses_of(args: argparse.Namespace) -> list[str]:
     """The URLs to ask: those named; else the exporters of the pool under the data folder; else the configured exporter of this node."""
+    from poolmeter.config import load_config
+    from poolmeter.exporter.addresses import configured_url, running_pool
     from poolmeter.places import data_folder
 
     named = [*args.exporter, *([args.collector] if args.collector else [])]
     if named:
         return list(dict.fromkeys(named))
-    file = data_folder(args.data) / "up.json"
-    try:
-        state = json.loads(file.read_bytes())
-        found = [str(url) for name, url in state["urls"].items() if name.split(":")[0] == "exporter"]
-        os.kill(int(state["pids"]["up"]), 0)
-        if found:
-            return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # no pool, or one that was killed and left its file behind
-    from poolmeter.config import load_config
-
-    exporter = load_config(args.config).exporter
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(exporter.host, exporter.host)
-    return [f"http://[{host}]:{exporter.port}" if ":" in host else f"http://{host}:{exporter.port}"]
+    urls = running_pool(data_folder(args.data)).get("urls")
+    found = (
+        [url for name, url in urls.items() if name.split(":")[0] == "exporter" and isinstance(url, str)] if isinstance(urls, dict) else []
+    )
+    return found or [configured_url(load_config(args.config).exporter)]
 
 
 def feed_of(args: argparse.Namespace) -> "Feed":

@@ -99,7 +99,7 @@ def process_details(row: ProcessRow) -> list[tuple[str, str]]:
     return [
         ("pid", f"{process.pid} on {row.node}, card {row.card} ({process.device_uuid})"),
         ("tenant", row.tenant),
-        ("hook", "hooked" if process.hooked else "no hook: nobody is billed for it"),
+        ("hook", "hooked" if process.hooked else f"no hook: {'billed to its allocation' if row.billed else 'nobody is billed for it'}"),
         *([("allocation", process.allocation_id)] if process.allocation_id else []),
         *([("in", where_of(row))] if where_of(row) else []),
         (

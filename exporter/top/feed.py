@@ -37,9 +37,10 @@ class Address:
         try:
             parts = urlsplit(self.url)
             self._host, self._port = parts.hostname, parts.port
+            (self._host or "").encode("idna")  # as the connection will: a label may be too long
         except ValueError:
             parts, self._host = urlsplit(""), None
-        if parts.scheme not in ("http", "https") or not self._host or parts.query:
+        if parts.scheme not in ("http", "https") or not self._host or parts.query or not parts.path.isascii():
             raise BadInput(f"address is {url!r:.120}, expected a URL such as http://127.0.0.1:9877")
         self._path = parts.path
         self._headers = {"Accept": "application/json", "Connection": "keep-alive"}
@@ -116,8 +117,10 @@ def _plainly(fault: OSError, timeout_s: float) -> str:
         return f"it gives no answer within {timeout_s:g} s"
     if isinstance(fault, ConnectionRefusedError):
         return "nothing listens there"
+    if isinstance(fault, ssl.SSLCertVerificationError):
+        return f"its certificate cannot be verified: {fault.verify_message}; --ca-file FILE says whom to trust"
     if isinstance(fault, ssl.SSLError):
-        return f"TLS fails: {getattr(fault, 'verify_message', None) or fault.reason or fault}"
+        return f"TLS fails: {fault.reason or fault}"
     return fault.strerror or str(fault) or type(fault).__name__
 
 
@@ -125,7 +128,7 @@ def _reason(body: bytes) -> str:
     try:
         value = json.loads(body)
         return f": {value['error']}" if isinstance(value, dict) and isinstance(value.get("error"), str) else ""
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
 
 
@@ -135,7 +138,7 @@ def parse_snapshots(body: bytes) -> tuple[tuple[Snapshot, ...], bool]:
         raise DataError(f"an answer of more than {MAX_BYTES >> 20} MiB")
     try:
         value: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError("no JSON") from None
     if isinstance(value, dict) and isinstance(value.get("rows"), list):
         return tuple(from_plain(Snapshot, row, f"snapshot {index}") for index, row in enumerate(value["rows"])), True

@@ -5,11 +5,13 @@ Only of a process whose pid and start time are those of the snapshot; what may n
 
 import os
 import pwd
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from poolmeter.exporter.attribution.cgroup import MAX_BYTES, parse_cgroup, place_of
+from poolmeter.exporter.attribution.process import parse_framework
+from poolmeter.model.naming import printable
 from poolmeter.vendors.proc import PROC, parse_start_ticks
 
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
@@ -17,19 +19,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAX_COMMAND = 4096
 _LOOK_AGAIN_US = 10_000_000  # a program loads its framework some time after it was started
 # The library that a framework cannot do without, as it stands in the process's maps.
-_FRAMEWORKS = (
-    ("libtorch", "PyTorch"),
-    ("libtensorflow", "TensorFlow"),
-    ("jaxlib", "JAX"),
-    ("libascendcl", "CANN"),
-    ("libgalaxyhip", "DTK"),
-    ("libamdhip64", "ROCm"),
-    ("libcuda.so", "CUDA"),
-)
-_CONTAINER = re.compile(r"(?:docker[-/]|cri-containerd[-:]|crio-|libpod-|containerd[-/])([0-9a-f]{12})[0-9a-f]{52}")
-_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
-_JOB = re.compile(r"/job_(\d+)")
-_UNIT = re.compile(r"/([^/]+\.service)(?:/|$)")
+_FRAMEWORKS = ((b"libtorch", "PyTorch"), (b"libtensorflow", "TensorFlow"), (b"jaxlib", "JAX"))
 
 
 @dataclass(frozen=True)
@@ -64,22 +54,23 @@ def parse_stat(stat: bytes) -> tuple[int, int] | None:
         return None
 
 
-def parse_cgroup(text: str) -> str | None:
-    """`pod …`, `container …`, `job …` or a systemd service, from /proc/PID/cgroup; None when it is neither's."""
-    if match := _POD.search(text):
-        return f"pod {match[1].replace('_', '-')[:8]}"
-    if match := _CONTAINER.search(text):
-        return f"container {match[1]}"
-    if match := _JOB.search(text):
-        return f"job {match[1]}"
-    if match := _UNIT.search(text):
-        return match[1]
-    return None
+def where_in(cgroup: bytes) -> str | None:
+    """`pod …`, `container …`, `job …` or a systemd service, from /proc/PID/cgroup; None when it is neither's. The outermost is believed."""
+    place = place_of(parse_cgroup(cgroup))
+    if place is None:
+        return None
+    if place.job:
+        return f"job {place.job}"
+    if place.pod_uid and not place.nested:
+        return f"pod {place.pod_uid[:8]}"
+    if container := place.outer or place.container:
+        return f"container {container.id[:12]}"
+    return printable(place.unit.encode("utf-8", "surrogateescape")) if place.unit and place.unit.endswith(".service") else None
 
 
-def parse_maps(text: str) -> str | None:
-    """The framework whose library is mapped, the most particular one; None when there is none."""
-    return next((name for library, name in _FRAMEWORKS if library in text), None)
+def parse_maps(maps: bytes) -> str | None:
+    """The framework whose library is mapped, else what it stands on as attribution names it; None when there is none."""
+    return next((name for library, name in _FRAMEWORKS if library in maps), None) or parse_framework(maps)
 
 
 class Host:
@@ -110,7 +101,7 @@ class Host:
         elif now_us > seen.at_us:
             seen.cpu_ppm = max(0, cpu_us - seen.cpu_us) * 1_000_000 // (now_us - seen.at_us)
             seen.cpu_us, seen.at_us = cpu_us, now_us
-        if seen.fixed.framework in (None, "CUDA") and now_us - seen.fixed_us > _LOOK_AGAIN_US:
+        if seen.fixed.framework not in dict(_FRAMEWORKS).values() and now_us - seen.fixed_us > _LOOK_AGAIN_US:
             seen.fixed, seen.fixed_us = self._fixed(pid), now_us
         seen.rss_bytes = rss
         return self._facts(seen)
@@ -126,21 +117,21 @@ class Host:
 
     def _fixed(self, pid: int) -> HostFacts:
         folder = self._proc / str(pid)
-        words = (_read(folder / "cmdline", _MAX_COMMAND) or "").rstrip("\0").split("\0")
+        words = (_read(folder / "cmdline", _MAX_COMMAND) or b"").decode("utf-8", "replace").rstrip("\0").split("\0")
         maps = _read(folder / "maps", 4 << 20)
-        cgroup = _read(folder / "cgroup", 65_536)
+        cgroup = _read(folder / "cgroup", MAX_BYTES)
         return HostFacts(
             user=_owner(folder),
             command_line=" ".join(words) or None,
             framework=parse_maps(maps) if maps else None,
-            where=parse_cgroup(cgroup) if cgroup else None,
+            where=where_in(cgroup) if cgroup else None,
         )
 
 
-def _read(path: Path, limit: int) -> str | None:
+def _read(path: Path, limit: int) -> bytes | None:
     try:
         with path.open("rb") as file:
-            return file.read(limit).decode("utf-8", "replace")
+            return file.read(limit)
     except OSError:
         return None
 

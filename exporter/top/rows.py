@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from poolmeter.exporter.owners import process_key, unbilled
 from poolmeter.exporter.top.attribution import UNNAMED, Named, named
 from poolmeter.exporter.top.history import Histories, NodeHistory
 from poolmeter.exporter.top.host import HostFacts
@@ -103,6 +104,7 @@ class ProcessRow:
     workload: str | None = None
     label_user: str | None = None
     named: Named = UNNAMED
+    billed: bool = True
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -292,7 +294,7 @@ def _processes(history: NodeHistory, stale: bool, look: Look) -> Iterable[Proces
     snapshot = history.snapshot
     index = {device.uuid: device.index for device in snapshot.devices}
     workloads = {(part.allocation_id, part.device_uuid): part for part in snapshot.slices}
-    names = named(snapshot)
+    names, nobody = named(snapshot), unbilled(snapshot)
     for process in sorted(snapshot.processes, key=lambda item: (index.get(item.device_uuid, -1), item.pid, item.start_ticks)):
         part = workloads.get((process.allocation_id or "", process.device_uuid))
         host = look(process.pid, process.start_ticks) if history.loopback else None
@@ -307,6 +309,7 @@ def _processes(history: NodeHistory, stale: bool, look: Look) -> Iterable[Proces
             workload=part.workload if part else None,
             label_user=part.user if part else None,
             named=names.get((process.pid, process.start_ticks), UNNAMED),
+            billed=process_key(process) not in nobody,
         )
 
 

@@ -20,10 +20,11 @@ def read_token(path: Path) -> str:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1).decode("ascii").strip()
-    except OSError as error:
-        raise BadInput(f"token file {path} cannot be read: {error.strerror or error}; expected one line of ASCII text") from None
     except UnicodeDecodeError:
         text = ""
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"token file {path} cannot be read: {why}; expected one line of ASCII text") from None
     if not text or len(text) >= MAX_BYTES or not text.isprintable() or " " in text:
         raise BadInput(f"token file {path} holds no token, expected one line of ASCII text without spaces")
     return text

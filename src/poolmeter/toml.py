@@ -26,8 +26,10 @@ def read_toml(path: Path, name: str) -> bytes:
 def parse_toml(body: bytes, name: str, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
     """The table in `body`. Raises BadInput."""
     try:
-        return tomllib.loads(body.decode("utf-8"), parse_float=parse_float)
+        found = tomllib.loads(body.decode("utf-8"), parse_float=parse_float)
+        repr(found)  # a number in hexadecimal may have more digits than can be shown in decimal, as a message would
     except RecursionError:
         raise BadInput(f"{name} is not TOML: it is nested too deeply") from None
     except ValueError as error:  # also what int() says of a number with thousands of digits
         raise BadInput(f"{name} is not TOML: {error!s:.200}") from None
+    return found

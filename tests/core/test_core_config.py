@@ -40,6 +40,8 @@ from poolmeter.errors import BadInput
         ("[attribution]\nkubernetes_resources = []", "attribution.kubernetes_resources"),
         ("x = " + "[" * 5000, "nested too deeply"),
         ("x = " + "9" * 6000, "not TOML"),
+        ("exporter.port = 0x" + "f" * 5000, "not TOML"),
+        ("node.name = [0x" + "f" * 5000 + "]", "not TOML"),
     ],
 )
 def test_faults_are_named(text: str, named: str) -> None:

@@ -42,7 +42,7 @@ def test_a_file_that_holds_no_token(tmp_path: Path, body: bytes) -> None:
 
 
 def test_a_file_that_is_absent_or_a_folder(tmp_path: Path) -> None:
-    for path, why in ((tmp_path / "absent", "No such file"), (tmp_path, "Is a directory")):
+    for path, why in ((tmp_path / "absent", "No such file"), (tmp_path, "Is a directory"), (tmp_path / "a\0b", "embedded null byte")):
         with pytest.raises(BadInput, match=f"cannot be read: {why}"):
             read_token(path)
 

@@ -3,7 +3,7 @@
 import itertools
 from pathlib import Path
 
-from exporter_fakes import CARD, OTHER, SECOND, T0, Node, device, identity, of
+from exporter_fakes import CARD, GIB, OTHER, SECOND, T0, Node, device, identity, of, process
 
 from poolmeter.model.units import MINUTE_US
 from poolmeter.model.usage import DeviceRecord, EventRecord, SliceRecord
@@ -107,6 +107,35 @@ def test_a_card_taken_out_between_two_runs(tmp_path: Path) -> None:
     assert len(of(node.records(), DeviceRecord)) == 6
     last = of(node.records(), DeviceRecord)[-1]
     assert last.device_uuid == CARD and last.down_us == 59 * SECOND
+    node.close()
+
+
+def test_a_card_taken_out_while_a_program_holds_its_slot(tmp_path: Path) -> None:
+    node = Node(tmp_path, CARD, OTHER)
+    node.create("a", uuids=(CARD, OTHER))
+    node.meters["a"].attach()
+    for number, uuid in enumerate((CARD, OTHER), 1):
+        node.meters["a"].count(uuid, busy_ns=number * 1_000_000_000, memory=GIB)
+    node.sampler.change(OTHER, processes=(process(77, 7, 0, GIB),))
+    node.tick(turns=70)
+    page = node.agent.page()
+    assert page is not None and {p.device_uuid for p in page.snapshot.processes} == {CARD, OTHER}
+    node.kill()
+    held = node.sampler.devices.pop(OTHER)
+    node.start()
+    for _ in range(180):
+        node.tick()  # none of them fails
+        page = node.agent.page()
+        assert page is not None and page.snapshot.taken_us == node.clock.wall
+    assert [p.device_uuid for p in page.snapshot.processes] == [part.device_uuid for part in page.snapshot.slices] == [CARD]
+    node.kill()
+    node.sampler.devices[OTHER] = held
+    node.start()
+    node.tick(turns=60)
+    page = node.agent.page()
+    assert page is not None and {p.device_uuid for p in page.snapshot.processes if p.hooked} == {CARD, OTHER}
+    used = [part.used_us for part in of(node.records(), SliceRecord) if part.device_uuid == OTHER]
+    assert sum(used) == 2 * SECOND  # counted once, whatever came between
     node.close()
 
 

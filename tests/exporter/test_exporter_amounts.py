@@ -1,5 +1,7 @@
 """How much: a card's time and energy are handed out once, by the best source of each, and every number says where it comes from."""
 
+import sys
+
 import pytest
 from amounts_fakes import Hooked, Pool
 from exporter_fakes import CARD, GIB, SECOND, T0, process
@@ -289,6 +291,31 @@ def test_a_whole_card_without_a_meter_is_its_only_users() -> None:
     assert pool.snapshot().slices[0].busy_us_total == 30 * SECOND
 
 
+@given(st.lists(st.tuples(st.integers(0, SECOND), st.sampled_from(["", "", "", "", "other", "restart", "late"])), min_size=1, max_size=150))
+def test_the_total_of_a_whole_card_moves_with_every_turn_and_never_falls(steps: list[tuple[int, str]]) -> None:
+    pool = Pool()
+    pool.allocate("w", Mode.WHOLE, 1_000_000, meter=False)
+    busy = shown = 0
+    shared = False
+    for gained, event in steps:
+        busy += gained
+        if event == "other":
+            shared = True
+            pool.release("o") if "o" in pool.allocations else pool.allocate("o", Mode.TIMESLICE, 1, meter=False)
+        elif event == "restart":
+            pool.restart()
+        pool.change(busy_us_total=busy)
+        pool.step(4 * SECOND if event == "late" else SECOND)
+        found = next(part for part in pool.snapshot().slices if part.allocation_id == "w")
+        if found.busy_us_total is not None:
+            assert shown <= found.busy_us_total <= busy
+            shown = found.busy_us_total
+        if not shared:
+            assert (found.busy_us_total, found.used_basis) == (busy, "sampled")
+            recorded = sum(record.used_us or 0 for record in slices(pool, "w"))
+            assert recorded <= busy and (pool.now % MINUTE_US or recorded == busy)
+
+
 # ---- memory ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +336,31 @@ def test_memory_by_hook_by_nvml_and_the_difference() -> None:
     pool.change(memory_used_bytes=None)
     pool.step()
     assert pool.snapshot().devices[0].memory_difference_bytes is None
+
+
+def test_a_snapshot_takes_a_work_that_grows_with_the_slices_and_no_faster() -> None:
+    def steps(count: int) -> int:
+        pool = Pool()
+        for number in range(count):
+            pool.allocate(f"a{number}", ppm=1000)
+            pool.slots[f"a{number}"][0] = Hooked(1000 + number, memory=GIB // 100)
+        pool.processes(*[stranger(1000 + number, 0, memory=GIB // 100 + number) for number in range(count)])
+        pool.step()
+        made = 0
+
+        def count_one(*_: object) -> None:
+            nonlocal made
+            made += 1
+
+        sys.setprofile(count_one)
+        try:
+            snapshot = pool.snapshot()
+        finally:
+            sys.setprofile(None)
+        assert [part.memory_difference_bytes for part in snapshot.slices] == list(range(count))
+        return made
+
+    assert steps(120) < 2.5 * steps(60)
 
 
 # ---- the node --------------------------------------------------------------------------------------------------------------------

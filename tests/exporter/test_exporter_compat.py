@@ -16,9 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from poolmeter.exporter.collectors import FAMILIES
 from poolmeter.exporter.collectors.family import Page
-from poolmeter.exporter.compat import PAGES
+from poolmeter.exporter.compat import PAGES, dcgm
+from poolmeter.exporter.owners import device_owners
 from poolmeter.exporter.render import Renderer
 from poolmeter.exporter.server import Face, Server, listen
+from poolmeter.model.allocation import Mode
 from poolmeter.model.hardware import Activity, Hardware, MigInstance, XidCount
 
 # What the panels and the variables of Grafana dashboard 12239 ask, as first published (by instance) and as it is now (by Hostname).
@@ -223,6 +225,15 @@ def test_a_devices_value_is_never_copied_to_its_sharers(busy: Node) -> None:
     assert [(labels["namespace"], labels["pod"], labels["container"]) for labels, _ in found] == [("ns", "p1", "c")]
 
 
+def test_owners_are_worked_out_once_a_page(busy: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(dcgm, "device_owners", lambda snapshot: asked.append(snapshot) or device_owners(snapshot))
+    for number in (1, 2):
+        page = with_holders(page_of(busy), ("a", CARD, "ns", f"p{number}", "c"))
+        assert len(samples(page, "dcgm")) > 3
+        assert len(asked) == number
+
+
 def test_the_units_and_labels_of_hami(busy: Node) -> None:
     found = samples(with_holders(page_of(busy), ("a", CARD, "ns", "p1", "c")), "hami")
     assert set(HAMI) <= set(found)
@@ -249,6 +260,16 @@ def test_utilisation_over_a_restart_of_a_counter_is_no_number(busy: Node) -> Non
     part = dataclasses.replace(page.snapshot.slices[0], origin="another", busy_us_total=1)
     page = dataclasses.replace(page, snapshot=dataclasses.replace(page.snapshot, slices=(part,)))
     assert "hami_container_device_utilization_ratio" not in samples(page, "hami")
+
+
+def test_a_whole_card_without_a_meter_is_as_busy_as_the_card(node: Node) -> None:
+    node.create("w", ppm=1_000_000, meter=False, mode=Mode.WHOLE)
+    for second in range(1, 130):
+        node.sampler.change(CARD, busy_us_total=second * 250_000)
+        node.tick()
+        if second > 2:  # from two pages on that know of the allocation
+            ((_, percent),) = samples(page_of(node), "hami")["hami_container_device_utilization_ratio"]
+            assert percent == 25.0, second
 
 
 @needs_prometheus

@@ -1,5 +1,6 @@
 """Letting go of the cards, reading the configuration again, and ending: a real daemon over the simulated library."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -21,6 +22,7 @@ from exporter_fakes import CARD, SECOND, Node
 
 from poolmeter.errors import BadInput, Refused, Unavailable
 from poolmeter.exporter.control import ControlSocket, ask, parse_request
+from poolmeter.exporter.plan import Live, Plan
 from poolmeter.places import NodeRun
 from poolmeter.simulator.machine import Machine
 
@@ -200,6 +202,9 @@ def test_reload_takes_what_is_good_and_says_what_is_not(start: Callable[..., Dae
         (
             (web, "bearer_token_files: [absent]\n", "absent cannot be read"),
             (web, "nonsense: 1\n", "nonsense is not a known key"),
+            (web, "a: !!bool x\n", "a value has another form than its tag says"),
+            (web, 'bearer_token_files: ["a\\0b"]\n', "embedded null byte"),
+            (daemon.config, '[exporter]\ntoken_file = "a\\u0000b"\n', "embedded null byte"),
             (daemon.config, "[exporter]\ninterval_ms = 1\n", "exporter.interval_ms is 1"),
             (daemon.config, "[exporter", "config.toml"),
         ),
@@ -219,6 +224,17 @@ def test_reload_takes_what_is_good_and_says_what_is_not(start: Callable[..., Dae
     until(
         lambda: b"poolmeter_config_last_reload_success 1.0" in daemon.get("/metrics", Authorization="Bearer second")[1], "all is well again"
     )
+
+
+def test_what_no_reader_foresaw_is_refused_as_well(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: argparse.Namespace) -> Plan:
+        raise KeyError("x")
+
+    monkeypatch.setattr("poolmeter.exporter.plan.plan_of", fails)
+    nothing: Any = None
+    live = Live(argparse.Namespace(), nothing, node.agent, nothing, nothing, nothing, None, nothing)
+    live.reload()
+    assert live.ok is False
 
 
 def test_reload_does_not_turn_tls_on(start: Callable[..., Daemon], tmp_path: Path) -> None:

@@ -13,13 +13,20 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from exporter_certificates import Authority
 from exporter_fakes import CARD, Meter, Node
 from exporter_top_fakes import device, part, process, snapshot
+from hypothesis import given
+from hypothesis import strategies as st
 
 from poolmeter import cli
 from poolmeter.exporter.doctor import driver, node, services
-from poolmeter.exporter.doctor.commands import as_text
+from poolmeter.exporter.doctor.commands import as_text, configuration_of, row_of
 from poolmeter.exporter.doctor.finding import Finding, Machine, State, Subject, problem
+from poolmeter.exporter.guard import Guard
+from poolmeter.exporter.server import Face, Server, listen
+from poolmeter.exporter.tls import RotatingContext
+from poolmeter.exporter.webconfig import load_web_config
 from poolmeter.model.plain import to_plain
 from poolmeter.model.snapshot import Snapshot, SourceHealth
 from poolmeter.pages import layout
@@ -62,6 +69,19 @@ def test_without_waking_no_card_is_asked(machine: Simulated) -> None:
     state, text, fix = state_of(found, "cards")
     assert state is State.UNKNOWN and "2 cards" in text and fix == "poolmeter doctor --wake"
     assert not any(name.startswith("nvmlDeviceGet") and name != "nvmlDeviceGetCount_v2" for name in machine.calls())
+
+
+@pytest.mark.parametrize("wake", [False, True])
+def test_how_many_cards_there_are(simulated: Simulated, tmp_path: Path, wake: bool) -> None:
+    answer = {key: value for key, value in ANSWER.items() if key not in ("count", "cards")}
+    found = driver.findings(subject_of(simulated), Machine(), {**answer, "count": 0, **({"cards": []} if wake else {})})
+    state, text, _ = state_of(list(found), "cards")
+    assert state is State.PROBLEM and "no card" in text
+    simulated.script("nvmlDeviceGetCount*", code=999)
+    state, text, _ = state_of(
+        list(driver.findings(subject_of(simulated), Machine(), driver.ask(subject_of(simulated), wake, 30.0))), "cards"
+    )
+    assert state is State.UNKNOWN and "how many" in text
 
 
 def test_no_library(tmp_path: Path) -> None:
@@ -131,6 +151,15 @@ def test_modes_of_a_card() -> None:
     assert card(compute_mode=2)[0].state is State.PROBLEM and card(compute_mode=3)[0].state is State.WARNING
     assert card(compute_mode=3, mps_clients=2)[0].state is State.OK and "MPS (2 clients)" in card(mps_clients=2)[0].found
     assert "becomes on" in card(mig=[0, 1])[0].found and card(mig=[1, 1])[0].state is State.WARNING and card(mig=None)[0].state is State.OK
+    for untold in ("compute_mode", "mps_clients"):
+        state, text, _ = state_of(card(**{untold: None}), "card 3")
+        assert state is State.UNKNOWN and "default" not in text and "time slicing" not in text
+        assert ("compute mode" in text) == (untold == "compute_mode") and ("MPS clients" in text) == (untold == "mps_clients")
+        assert card(**{untold: None}, mig=[1, 1])[0].state is State.WARNING
+    assert (
+        card(compute_mode=3, mps_clients=None)[0].state is State.UNKNOWN
+        and card(compute_mode=2, mps_clients=None)[0].state is State.PROBLEM
+    )
     state, text, fix = state_of(card(persistence=0), "card 3 persistence")
     assert state is State.WARNING and "off" in text and fix == "sudo nvidia-smi -i 3 -pm 1"
     on = state_of(card(accounting=1), "card 3 accounting")
@@ -358,10 +387,88 @@ def test_the_exporter() -> None:
         assert state_of(at(url), "exporter snapshot")[0] is State.UNKNOWN
 
 
+def test_an_exporter_over_tls_is_well_or_cannot_be_told(node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority = Authority(tmp_path / "authority")
+    certificate, key = authority.issue("server")
+    web = tmp_path / "web.yml"
+    plain = f"tls_server_config: {{cert_file: {certificate}, key_file: {key}"
+    strict = f"{plain}, client_ca_file: {authority.certificate}, client_auth_type: RequireAndVerifyClientCert}}\n"
+    node.tick()
+
+    def at(text: str, *words: str, config: str | None = None, readable: bool = True) -> dict[str, tuple[str, str, str]]:
+        """What is found, of an exporter that was started with `text`, where the configuration names a file with `config`."""
+        web.write_text(text)
+        loaded = load_web_config(web)
+        assert loaded.tls_server_config is not None
+        server = Server(
+            Guard(Face(node.agent, None).application(), loaded), listen("127.0.0.1", 0), RotatingContext(loaded.tls_server_config)
+        )
+        server.start()
+        try:
+            port = server.url.rpartition(":")[2]
+            web.write_text(text if config is None else config)
+            named = f'web_config_file = "{web}"\n' if readable else ""
+            (tmp_path / "config.toml").write_text(f"[exporter]\nport = {port}\n{named}")
+            command = ["doctor", "--run", str(node.run.root), "--data", str(tmp_path), "--config", str(tmp_path / "config.toml"),
+                       "--prometheus", NOWHERE, "--grafana", NOWHERE, "--format", "json"]  # fmt: skip
+            cli.dispatch([*command, *(word.replace("PORT", port) for word in words)])
+        finally:
+            server.stop()
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        return {row["check"]: (row["state"], row["found"], (row.get("fix") or "").replace(port, "PORT")) for row in rows}
+
+    fix = "poolmeter doctor --exporter https://NAME:PORT --ca-file FILE"
+    state, said, _ = at(plain + "}\n", "--ca-file", str(authority.certificate))["exporter"]
+    assert state == "ok" and "it answers at https://127.0.0.1:" in said
+    state, said, mend = at(plain + "}\n")["exporter"]
+    assert state == "unknown" and "certificate" in said and mend == fix
+    state, said, mend = at(strict, "--ca-file", str(authority.certificate))["exporter"]
+    assert state == "unknown" and "may want a client's certificate" in said, said
+    assert mend.startswith("curl --cert FILE --key FILE")
+    for words in ((), ("--exporter", "http://127.0.0.1:PORT")):
+        state, said, mend = at(plain + "}\n", *words, readable=False)["exporter"]  # TLS by a flag that the doctor does not know of
+        assert state == "unknown" and "does not speak plain HTTP" in said and mend == fix, said
+    found = at(plain + "}\n", config="nonsense: 1\n")
+    assert found["web configuration"][0] == "problem" and "nonsense is not a known key" in found["web configuration"][1]
+    assert found["exporter"][0] == "unknown" and found["exporter"][2] == fix
+
+
+def test_a_web_configuration_that_cannot_be_honoured_or_read(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    for name, text, state in (
+        ("a", "{}", State.OK),
+        ("b", "nonsense: 1", State.PROBLEM),
+        ("c", None, State.UNKNOWN),
+        ("d\\u0000", None, State.PROBLEM),
+    ):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        config.write_text(f'[exporter]\nweb_config_file = "{tmp_path}/{name}"\n')
+        assert state_of(configuration_of(str(config))[1], "web configuration")[0] is state
+
+
 def test_what_the_exporter_sees() -> None:
     found = list(services.snapshot_findings(snapshot(devices=(device(0, up=False),), slices=(part("a", "t", state="unknown"),))))
     state, text, _ = state_of(found, "programs without hook")
     assert state is State.WARNING and "prog200 (200)" in text
+    unmetered = part("a", "t", used_basis="sampled")
+    stranger = process(1, "t", hooked=False, allocation_id="a")
+    bare = process(2, "t", hooked=False, allocation_id=None)
+    whole = part("a", "t", used_basis="sampled", mode="whole")
+    for slices, processes, nobody in (
+        ((unmetered,), (stranger,), ()),
+        ((unmetered,), (stranger, bare), ("prog2 (2)",)),  # somebody's, as is known, and of no allocation
+        ((part("a", "t"),), (stranger,), ("prog1 (1)",)),  # the meter is what is billed
+        ((part("a", "t", card=1, used_basis="sampled"),), (stranger,), ("prog1 (1)",)),
+        ((part("a", "t", used_basis="sampled", state="suspended"),), (stranger,), ("prog1 (1)",)),
+        ((whole,), (stranger, bare), ()),
+        ((whole, part("b", "u", used_basis="sampled")), (stranger, bare), ("prog2 (2)",)),
+        ((part("a", "t", mode="whole"),), (bare,), ("prog2 (2)",)),
+    ):
+        state, text, _ = state_of(services.snapshot_findings(snapshot(slices=slices, processes=processes)), "programs without hook")
+        assert (state is State.WARNING) == bool(nobody) and all(name in text for name in nobody), (slices, processes, text)
+        assert ("prog1 (1)" in text) == ("prog1 (1)" in nobody)
+        assert state is State.WARNING or "billed" in text
     assert state_of(found, "card 0")[0] is State.PROBLEM and state_of(found, "slices")[0] is State.WARNING
     found = list(services.snapshot_findings(snapshot(processes=(process(1, "vision"),))))
     assert [item.state for item in found] == [State.OK]
@@ -395,6 +502,86 @@ def test_the_collector(tmp_path: Path) -> None:
         assert state is State.PROBLEM and "ahead of" in text and fix == "sudo timedatectl set-ntp true"
     with serving(routes, date="yesterday") as url:
         assert state_of(at(url), "clock")[0] is State.UNKNOWN
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from([0, 10**400, float("inf"), float("nan"), "", "nvml", "node-a", "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["schema", "ok", "sources", "source", "reason", "rows", "node", "data", "result"]), inner, max_size=3
+        )
+    ),
+    max_leaves=6,
+)
+
+
+def plainly(value: object) -> object:
+    """A strategy of the value, with any JSON in place of any part of it."""
+    if isinstance(value, dict):
+        return JSON | st.fixed_dictionaries({key: plainly(part) for key, part in value.items()})  # type: ignore[operator, misc]
+    if isinstance(value, list):
+        return JSON | st.tuples(*[plainly(part) for part in value]).map(list)  # type: ignore[operator, arg-type]
+    return st.just(value) | st.just(value) | JSON
+
+
+READY = {
+    "schema": "poolmeter.ready/1",
+    "ok": True,
+    "sources": [{"source": "nvml", "ok": True}, {"source": "hook", "ok": False, "reason": "x"}],
+}
+SNAPSHOT = {
+    **to_plain(snapshot(processes=(), slices=(), devices=())),
+    "processes": [to_plain(process(200, None))],
+    "slices": [to_plain(part("a", "t", state="unknown"))],
+    "devices": [to_plain(device(0, up=False))],
+}
+
+
+@given(
+    plainly(READY), plainly(SNAPSHOT), plainly({"rows": [{"node": "node-a", "state": "up", "reason": None}]}), plainly({"data": {"result": [1]}}),
+    st.sampled_from([200, 401, 500]), st.sampled_from([None, "", "Thu, 01 Jan 0001 00:00:00 -0000", "Fri, 31 Dec 9999 23:59:59 -2359"]),
+)  # fmt: skip
+def test_whatever_they_answer_is_a_finding(
+    tmp_path_factory: pytest.TempPathFactory, ready: object, snapped: object, nodes: object, query: object, status: int, date: str | None
+) -> None:
+    answers = {"/readyz": ready, "/v1/snapshot": snapped, "/v1/nodes": nodes, "/api/v1/query": query, "/api/health": ready}
+    _answered(tmp_path_factory, {path: json.dumps(value).encode() for path, value in answers.items()}, status, date)
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000])
+def test_what_is_no_json_is_a_finding(tmp_path_factory: pytest.TempPathFactory, body: bytes) -> None:
+    for ready in (body, json.dumps(READY).encode()):
+        _answered(
+            tmp_path_factory,
+            {"/readyz": ready, "/v1/snapshot": body, "/v1/nodes": body, "/api/v1/query": body, "/api/health": body},
+            200,
+            None,
+        )
+
+
+def _answered(factory: pytest.TempPathFactory, bodies: dict[str, bytes], status: int, date: str | None) -> None:
+    def get(url: str, path: str, *_: object, **__: object) -> tuple[int, bytes, str | None]:
+        return status, bodies[path.split("?")[0]], date
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services, "_get", get)
+        found, snapped = services.exporter_findings(Subject("node-a", Path("/x"), NOWHERE))
+        assert found
+        found += services.snapshot_findings(snapped) if snapped is not None else ()
+        several = list(services.collector_findings(NOWHERE, None, factory.mktemp("data"), ["node-a"]))
+        assert {item.check for item in several} >= {"collector token", "clock"}
+        neighbours = list(services.neighbour_findings(NOWHERE, NOWHERE))
+        assert [item.check for item in neighbours] == ["prometheus", "grafana"]
+    shown = [*found, *several, *neighbours]
+    as_text(shown, colour=False, everything=True).encode()
+    json.dumps([row_of(item) for item in shown], ensure_ascii=False).encode()
+
+
+def test_an_address_that_is_none_is_a_finding(tmp_path: Path) -> None:
+    for url in ("http://" + "a" * 64 + ".example", "http://a..example", "http://\u00e4" + "b" * 70, "http://a/\u00e4", "nonsense"):
+        assert state_of(services.exporter_findings(Subject("n", Path("/x"), url))[0], "exporter")[0] is State.PROBLEM
+        assert state_of(services.collector_findings(url, None, tmp_path, []), "collector")[0] is State.PROBLEM
 
 
 def test_neighbours_are_optional() -> None:

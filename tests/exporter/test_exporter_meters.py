@@ -5,10 +5,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from exporter_fakes import CARD, OTHER, SECOND, Meter, Node, identity, of
+from exporter_fakes import CARD, GIB, OTHER, SECOND, Meter, Node, identity, of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poolmeter.exporter.collectors import FAMILIES
+from poolmeter.exporter.collectors.family import Page
+from poolmeter.exporter.render import Renderer
 from poolmeter.model.allocation import Mode
 from poolmeter.model.units import MINUTE_US
 from poolmeter.model.usage import DeviceRecord, EventRecord, SliceRecord
@@ -41,6 +44,40 @@ def test_a_tampered_meter_stops_nothing(node: Node, damage: str) -> None:
     assert second.used_us == 2 * SECOND and 0 <= first.used_us <= MINUTE_US and first.allocated_us == MINUTE_US // 2
     (device,) = of(node.records(), DeviceRecord)
     assert identity(device) == MINUTE_US
+
+
+@pytest.mark.parametrize("damage", ["short", "fifo", "folder", "back"])
+def test_a_meter_that_cannot_be_read_or_believed_is_not_nothing(tmp_path: Path, damage: str) -> None:
+    node = Node(tmp_path, CARD, OTHER)
+    for name, uuid in (("a", CARD), ("b", CARD), ("c", OTHER)):
+        node.create(name, uuids=(uuid,))
+        node.meters[name].attach()
+        node.meters[name].count(uuid, busy_ns=SECOND, memory=2 * GIB)
+        node.sampler.change(uuid, memory_used_bytes=5 * GIB)
+    node.tick()
+    assert [(d.hooked_memory_bytes, d.memory_difference_bytes) for d in _page(node).snapshot.devices] == [
+        (4 * GIB, GIB),
+        (2 * GIB, 3 * GIB),
+    ]
+    path = node.meters["a"].path
+    if damage == "short":
+        os.truncate(path, 100)
+    elif damage == "back":
+        node.meters["a"].count(CARD, busy_ns=1)
+    else:
+        path.unlink()
+        (os.mkfifo if damage == "fifo" else os.mkdir)(path)
+    node.tick()
+    assert [(d.hooked_memory_bytes, d.memory_difference_bytes) for d in _page(node).snapshot.devices] == [(None, None), (2 * GIB, 3 * GIB)]
+    page = Renderer(FAMILIES).render(_page(node)).decode()
+    assert f'hooked_memory_bytes{{uuid="{OTHER}"}}' in page and f'hooked_memory_bytes{{uuid="{CARD}"}}' not in page
+    node.close()
+
+
+def _page(node: Node) -> Page:
+    page = node.agent.page()
+    assert page is not None
+    return page
 
 
 def test_a_new_page_is_a_new_origin(node: Node) -> None:

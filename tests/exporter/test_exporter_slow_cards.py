@@ -125,6 +125,17 @@ def test_a_hung_card_costs_the_child_its_life_and_then_ever_more_seldom(make: Ma
     assert all(device.up for device in healed.devices)
 
 
+def test_a_shorter_limit_is_that_of_the_next_child_too(make: MakeMachine, start: Callable[..., SamplerProcess]) -> None:
+    machine = make("t4x2")
+    sampler = start(machine)
+    until(sampler, whole)
+    machine.script("nvmlDeviceGetTemperature", device=1, delay_ms=600_000)
+    sampler.timeout_s = 1.0
+    until(sampler, lambda _: sampler.restarts >= 1)
+    # Of a child that has never answered before: it waits for its cards no longer than whoever asks waits for it.
+    assert until(sampler, lambda r: r.error is None and len(r.devices) > 0).devices[0].up and sampler.restarts == 1
+
+
 def test_a_driver_reload_under_a_running_exporter(make: MakeMachine, start: Callable[..., SamplerProcess]) -> None:
     machine = make("t4x2")
     sampler = start(machine)

@@ -21,13 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolmeter import cli
+from poolmeter.config import load_config
 from poolmeter.errors import BadInput, DataError
+from poolmeter.exporter.addresses import running_pool
+from poolmeter.exporter.doctor.commands import Doctor, subjects_of
 from poolmeter.exporter.top import words
 from poolmeter.exporter.top.attribution import named, place_of
 from poolmeter.exporter.top.columns import line, place
+from poolmeter.exporter.top.commands import Top, addresses_of
 from poolmeter.exporter.top.details import details
 from poolmeter.exporter.top.feed import Address, parse_snapshots
-from poolmeter.exporter.top.host import Host, parse_cgroup, parse_maps
+from poolmeter.exporter.top.host import Host, parse_maps, where_in
 from poolmeter.exporter.top.panes import (
     card_columns,
     framework_of,
@@ -232,16 +236,46 @@ def test_what_this_machine_knows_of_a_process(tmp_path: Path) -> None:
     assert Host().look(child.pid, ticks) is None
 
 
-def test_where_a_process_runs() -> None:
-    name = "0123456789abcdef" * 4
-    assert parse_cgroup(f"0::/system.slice/docker-{name}.scope\n") == "container 0123456789ab"
+def test_where_a_process_runs(tmp_path: Path) -> None:
+    name, other = "0123456789abcdef" * 4, "f" * 64
     uid = "1b0c2a4e-0000-1111-2222-333344445555"
-    pod = f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{name}.scope"
-    assert parse_cgroup(pod) == "pod 1b0c2a4e" and parse_cgroup(f"5:memory:/kubepods/pod{uid}/{name}") == "pod 1b0c2a4e"
-    assert parse_cgroup("0::/system.slice/slurmstepd.scope/job_123/step_0/user\n") == "job 123"
-    assert parse_cgroup("0::/system.slice/train.service\n") == "train.service" and parse_cgroup("0::/\n") is None
-    assert parse_maps("… /usr/lib/libcuda.so.1\n… /x/libtorch_cuda.so") == "PyTorch" and parse_maps("libcuda.so.1") == "CUDA"
-    assert parse_maps("libc.so.6") is None
+    pod = f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{name}.scope"
+    mine = "/user.slice/user-1000.slice/user@1000.service"
+    for path, where in (
+        (f"/system.slice/docker-{name}.scope", "container 0123456789ab"),
+        (pod, "pod 1b0c2a4e"),
+        (f"/kubepods/pod{uid}/{name}", "pod 1b0c2a4e"),
+        ("/system.slice/slurmstepd.scope/job_123/step_0/user", "job 123"),
+        ("/system.slice/train.service", "train.service"),
+        ("/", None),
+        # Whoever is in there may have made the folders below: a user, a unit, a container, a job.
+        (f"{mine}/pod{uid}", "user@1000.service"),
+        (f"{mine}{pod}", "container 0123456789ab"),  # a container of that user's own
+        (f"{mine}/slurm/job_7", "user@1000.service"),
+        (f"{mine}/other.service", "user@1000.service"),
+        (f"/system.slice/train.service/kubepods/pod{uid}", "train.service"),
+        (f"/system.slice/train.service/docker-{name}.scope", "train.service"),
+        ("/system.slice/train.service/slurm/uid_1/job_7", "train.service"),
+        (f"/system.slice/docker-{name}.scope{pod}", "container 0123456789ab"),
+        (f"/system.slice/docker-{name}.scope/docker-{other}.scope", "container 0123456789ab"),
+        (f"/system.slice/slurmstepd.scope/job_123/step_0/user/docker-{other}.scope", "job 123"),
+        (f"/home/pod{uid}", None),
+        ("/job_7", None),
+        ("/system.slice/tr\x1bain.service", "tr\\x1bain.service"),
+    ):
+        assert where_in(f"0::{path}\n".encode()) == where, path
+    assert where_in(b"0::/system.slice/\xff\xfe.service\n").encode() and where_in(b"") is None  # type: ignore[union-attr]
+    assert where_in(f"5:memory:/kubepods/pod{uid}/{name}\n1:name=systemd:/\n".encode()) == "pod 1b0c2a4e"
+
+
+def test_what_a_process_computes_with() -> None:
+    line = b"7f0000000000-7f0000001000 r-xp 00000000 08:01 1 "
+    for path, framework in (
+        (b"/usr/lib/libcuda.so.1", "cuda"), (b"/opt/dtk-24.04/lib/libamdhip64.so.6", "dtk"), (b"/opt/rocm/lib/libamdhip64.so.6", "rocm"),
+        (b"/usr/lib/libc.so.6", None), (b"/home/libcuda.so.copy", None),
+    ):  # fmt: skip
+        assert parse_maps(line + path + b"\n") == framework
+    assert parse_maps(line + b"/usr/lib/libcuda.so.1\n" + line + b"/x/libtorch_cuda.so\n") == "PyTorch"
 
 
 def test_what_the_exporter_attributes_goes_before_what_proc_says() -> None:
@@ -357,7 +391,17 @@ def test_other_bodies_are_no_snapshots() -> None:
     for body in (b"", b"\xff\xfe", b"[]", b"{}", b'{"rows": [1]}', b"<html>"):
         with pytest.raises(DataError):
             parse_snapshots(body)
-    for url in ("", "127.0.0.1:9877", "ftp://x", "http://", "http://x:99999999", "http://[::1"):
+    for url in (
+        "",
+        "127.0.0.1:9877",
+        "ftp://x",
+        "http://",
+        "http://x:99999999",
+        "http://[::1",
+        f"http://{'x' * 64}",
+        "http://.x",
+        "http://x/ä",
+    ):
         with pytest.raises(BadInput):
             Address(url)
 
@@ -406,6 +450,15 @@ def test_once_prints_a_frame(served: str, capsysbinary: pytest.CaptureFixture[by
     assert [row["pid"] for row in rows if row["kind"] == "process"] == [10]
 
 
+def test_a_program_without_the_hook_that_is_billed_says_so(tmp_path: Path) -> None:
+    strangers = tuple(process(pid, None, allocation_id=name) for pid, name in ((1, None), (2, "a")))
+    made = Watched(tmp_path, snapshot(processes=(process(3, "t"), *strangers), slices=(part("a", "t", used_basis="sampled"),)))
+    made.watch.poll()
+    assert [dict(details(row))["hook"] for row in made.watch.frame().processes] == [
+        "no hook: nobody is billed for it", "no hook: billed to its allocation", "hooked",
+    ]  # fmt: skip
+
+
 def test_bad_input_and_nobody_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--interval"):
         cli.dispatch(["top", "--interval", "0"])
@@ -417,8 +470,6 @@ def test_bad_input_and_nobody_there(tmp_path: Path) -> None:
 
 
 def test_the_addresses_of_a_pool(tmp_path: Path) -> None:
-    from poolmeter.exporter.top.commands import addresses_of
-
     def named(**values: object) -> list[str]:
         return addresses_of(argparse.Namespace(**{"exporter": [], "collector": None, "data": str(tmp_path), "config": None, **values}))
 
@@ -429,6 +480,68 @@ def test_the_addresses_of_a_pool(tmp_path: Path) -> None:
     assert named() == ["http://127.0.0.1:5"]
     (tmp_path / "up.json").write_text("{")
     assert named() == ["http://127.0.0.1:9877"]
+
+
+@pytest.mark.parametrize("pids", [{"up": 1}, {"up": "1"}])
+def test_a_pool_of_another_user_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pids: dict[str, object]) -> None:
+    def denied(pid: int, number: int) -> None:
+        assert (pid, number) == (1, 0)
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", denied)
+    nodes = [{"name": "a", "run": "/run/a"}]
+    (tmp_path / "up.json").write_text(json.dumps({"urls": {"exporter:a": "http://127.0.0.1:5"}, "pids": pids, "nodes": nodes}))
+    assert [url for _, url in known_urls(tmp_path)] == ["http://127.0.0.1:5"] * 2
+
+
+def known_urls(data: Path, config: Path | None = None) -> list[tuple[str, str]]:
+    """The exporters that `top` and the doctor ask when they are told nothing."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data"), parser.add_argument("--config")
+    found = []
+    for command, urls in (
+        (Top(), lambda args: addresses_of(args)),
+        (Doctor(), lambda args: [item.exporter_url for item in subjects_of(args, load_config(args.config), running_pool(data))]),
+    ):
+        own = argparse.ArgumentParser(parents=[parser], add_help=False)
+        command.configure(own)
+        words = ["--data", str(data), *(["--config", str(config)] if config else [])]
+        found += [(type(command).__name__, url) for url in urls(own.parse_args(words))]
+    return found
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from([0, -1, 1 << 80, float("inf"), float("nan"), "", "x", "a" * 5000]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["up", "exporter", "exporter:a", "name", "run", "x"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(JSON | st.fixed_dictionaries({"pids": JSON | st.just({"up": os.getpid()}), "urls": JSON, "nodes": JSON}))
+def test_whatever_up_json_holds(tmp_path_factory: pytest.TempPathFactory, state: object) -> None:
+    data = tmp_path_factory.mktemp("data")
+    (data / "up.json").write_text(json.dumps(state))
+    assert {name for name, url in known_urls(data) if isinstance(url, str)} == {"Top", "Doctor"}
+
+
+def test_the_configured_exporter_speaks_what_its_web_configuration_says(tmp_path: Path) -> None:
+    config, web = tmp_path / "config.toml", tmp_path / "web.yml"
+    tls = "tls_server_config: {cert_file: absent, key_file: absent}"
+    for text, host, url in (
+        ("", "0.0.0.0", "http://127.0.0.1:9877"),
+        ("bearer_token_files: [absent]", "::", "http://[::1]:9877"),
+        (tls, "gpu-01", "https://gpu-01:9877"),
+        (tls + "\nbearer_token_files: [absent]", "::", "https://[::1]:9877"),
+        ("nonsense: 1", "127.0.0.1", "http://127.0.0.1:9877"),
+    ):
+        web.write_text(text)
+        config.write_text(f'[exporter]\nhost = "{host}"\nweb_config_file = "{web}"\n')
+        assert [url for _, url in known_urls(tmp_path, config)] == [url] * 2
+    web.unlink()
+    assert [url for _, url in known_urls(tmp_path, config)] == ["http://127.0.0.1:9877"] * 2
 
 
 def test_what_the_frame_costs_does_not_grow_with_time(tmp_path: Path) -> None:

@@ -162,6 +162,56 @@ def test_a_file_that_cannot_be_honoured(text: str, said: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+TAGS = (
+    "",
+    *(
+        f"!!{tag} "
+        for tag in [
+            "bool",
+            "int",
+            "float",
+            "timestamp",
+            "binary",
+            "null",
+            "omap",
+            "pairs",
+            "set",
+            "seq",
+            "map",
+            "str",
+            "merge",
+            "value",
+            "nothing",
+        ]
+    ),
+)
+VALUES = (
+    "x", "''", "[a]", "{a: b}", "-", "0x", "1:2", "2001-99-99", "2001-01-01T99:00:00Z", "[[a]]", "[{a: b, c: d}]", "0x" + "f" * 5000,
+    "9" * 5000, '"a\\0b"', '"\\uD800"', ".",
+)  # fmt: skip
+PLACES = (
+    "%s", "[%s]", "a: %s", "? %s\n: x", "<<: %s", "rate_limit: %s", "rate_limit: {burst: %s}", "basic_auth_users: {a: %s}",
+    "basic_auth_users: {? %s : a}", "bearer_token_files: [%s]", "http_server_config: {headers: %s}",
+    "tls_server_config: {cert_file: %s, key_file: x}",
+    "tls_server_config: {cert_file: x, key_file: x, client_auth_type: VerifyClientCertIfGiven, client_ca_file: %s}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_whatever_a_value_is_the_answer_is_a_configuration_or_one_sentence(place: str) -> None:
+    refused = 0
+    for tag in TAGS:
+        for value in VALUES:
+            try:
+                config = parsed(place % (tag + value))
+                if config.tls_server_config is not None:
+                    make_context(config.tls_server_config)
+            except BadInput as error:
+                refused += 1
+                assert "\n" not in str(error), (tag, value)
+    assert refused > 0
+
+
 def test_the_sample_of_the_format_is_taken(folder: Path) -> None:
     (folder / "token").write_text("t0ken\n")
     (folder / "web.yml").write_text(
@@ -179,6 +229,8 @@ def test_the_sample_of_the_format_is_taken(folder: Path) -> None:
     assert load_web_config(_written(folder / "empty.yml", "")) == WebConfig()
     with pytest.raises(BadInput, match=r"absent\.yml cannot be read"):
         load_web_config(folder / "absent.yml")
+    with pytest.raises(BadInput, match="cannot be read: embedded null byte"):
+        load_web_config(folder / "a\0b.yml")
 
 
 def _written(path: Path, text: str) -> Path:

@@ -109,7 +109,10 @@ class SliceSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSnapshot:
-    """A process on a device; `hooked` False means NVML alone sees it (unaccounted)."""
+    """A process on a device; `hooked` False means that the card alone sees it.
+
+    `tenant` and `allocation_id` are then what attribution says of it, and its use is unaccounted unless a slice without a meter is billed for it.
+    """
 
     pid: int
     start_ticks: int
