@@ -72,15 +72,13 @@ def test_without_waking_no_card_is_asked(machine: Simulated) -> None:
 
 
 @pytest.mark.parametrize("wake", [False, True])
-def test_how_many_cards_there_are(simulated: Simulated, tmp_path: Path, wake: bool) -> None:
+def test_how_many_cards_there_are(machine: Simulated, tmp_path: Path, wake: bool) -> None:
     answer = {key: value for key, value in ANSWER.items() if key not in ("count", "cards")}
-    found = driver.findings(subject_of(simulated), Machine(), {**answer, "count": 0, **({"cards": []} if wake else {})})
+    found = driver.findings(subject_of(machine), Machine(), {**answer, "count": 0, **({"cards": []} if wake else {})})
     state, text, _ = state_of(list(found), "cards")
     assert state is State.PROBLEM and "no card" in text
-    simulated.script("nvmlDeviceGetCount*", code=999)
-    state, text, _ = state_of(
-        list(driver.findings(subject_of(simulated), Machine(), driver.ask(subject_of(simulated), wake, 30.0))), "cards"
-    )
+    machine.script("nvmlDeviceGetCount*", code=999)
+    state, text, _ = state_of(list(driver.findings(subject_of(machine), Machine(), driver.ask(subject_of(machine), wake, 30.0))), "cards")
     assert state is State.UNKNOWN and "how many" in text
 
 
