@@ -80,3 +80,10 @@ uint64_t pm_this_context(void) {
         PM_NEED(cuCtxGetCurrent)(&handle);
     return pm_key(handle);
 }
+
+uint64_t pm_memory_context(void) {
+    struct pm_process *self = pm_self();
+    struct pm_holding green;
+    uint64_t current = pm_this_context();
+    return self && pm_pointers_get(self->pointers, PM_HOLD_GREEN, current, &green) ? green.other : current;
+}

@@ -37,6 +37,9 @@ void pm_handle_unused(uint64_t handle);
 
 /* The current context; 0: none. */
 uint64_t pm_this_context(void);
+/* The one that memory allocated now goes away with: the primary one where a green context is current, for cuda.h calls
+ * that "a normal primary context but with the resources of the specified green context". */
+uint64_t pm_memory_context(void);
 
 static inline uint64_t pm_key(const void *handle) {
     return (uint64_t)(uintptr_t)handle;

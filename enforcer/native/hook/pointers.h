@@ -28,7 +28,8 @@ enum pm_holding_class {
     PM_HOLD_TILE, /* a part of an array on physical memory, whose handle is in `bytes`; `other` is the array */
     PM_HOLD_POOL,
     PM_HOLD_GLOBAL,
-    PM_HOLD_EXEC, /* executable graphs that allocate: `bytes` is the least that a launch needs */
+    PM_HOLD_EXEC,  /* executable graphs that allocate: `bytes` is the least that a launch needs */
+    PM_HOLD_GREEN, /* contexts on a part of the processors: `other` is the primary context, `device` its ordinal */
     PM_HOLD_CLASSES
 };
 

@@ -379,7 +379,7 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
     return found;
 }
 
-void pm_process_forget_context(struct pm_process *self, void *handle, bool destroy_events, bool memory) {
+void pm_process_forget_context(struct pm_process *self, void *handle, bool destroy_events, bool gone) {
     pthread_mutex_lock(&self->lock);
     struct pm_context *found = NULL;
     for (uint32_t i = 0; i < self->context_count; i++)
@@ -390,14 +390,17 @@ void pm_process_forget_context(struct pm_process *self, void *handle, bool destr
     pthread_mutex_unlock(&self->lock);
     if (found) {
         pm_tracker_finish(&found->tracker, true, destroy_events);
-        if (memory) {
+        if (gone) {
             pm_board_leave(self->boards[found->device], found->own_seat);
             found->own_seat = PM_NO_SEAT;
             pm_store(&found->handle, NULL);
         }
     }
+}
+
+void pm_process_forget_memory(struct pm_process *self, const void *handle) {
     struct pm_holding gone; /* physical memory belongs to no context: its `other` is 0 */
-    for (int of = 0; memory && handle && of < PM_HOLD_MEMORY; of++)
+    for (int of = 0; handle && of < PM_HOLD_MEMORY; of++)
         while (pm_pointers_take_any(self->pointers, (enum pm_holding_class)of, (uint64_t)(uintptr_t)handle, &gone))
             pm_process_give_back(self, gone.device, gone.kind, gone.bytes);
 }

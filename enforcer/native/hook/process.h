@@ -104,8 +104,10 @@ static inline struct pm_counters *pm_process_counters(struct pm_process *self, u
 /* The context's state, made when new; NULL when there is no room or the device is not granted. */
 struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device,
                                       const struct pm_driver *driver);
-/* The context is about to go, or may be: charge and forget its events. `memory`: what it held goes with it. */
-void pm_process_forget_context(struct pm_process *self, void *handle, bool destroy_events, bool memory);
+/* The context is about to go (`gone`), or may be: charge and forget its events. */
+void pm_process_forget_context(struct pm_process *self, void *handle, bool destroy_events, bool gone);
+/* The memory that belongs to the context goes with it. */
+void pm_process_forget_memory(struct pm_process *self, const void *handle);
 /* Sees to it that the slot is still ours: a program that closes all descriptors closes the one that holds its lock. */
 void pm_process_keep_slot(struct pm_process *self);
 /* Charges what has passed in all contexts. */

@@ -74,7 +74,7 @@ static bool begin(struct pm_claim *claim, const CUDA_ARRAY3D_DESCRIPTOR *of, uns
 }
 
 static CUresult end(struct pm_claim *claim, CUresult result, const void *array) {
-    pm_claim_end(claim, result, PM_HOLD_ARRAY, result == CUDA_SUCCESS ? pm_key(array) : 0, pm_this_context());
+    pm_claim_end(claim, result, PM_HOLD_ARRAY, result == CUDA_SUCCESS ? pm_key(array) : 0, pm_memory_context());
     return result;
 }
 

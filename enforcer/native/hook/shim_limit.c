@@ -33,7 +33,7 @@ PM_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     PM_MISSING(cuCtxSetLimit);
     struct pm_process *self = pm_self();
     uint32_t device = self ? pm_current_device(self) : PM_NO_DEVICE;
-    uint64_t context = pm_this_context(), key = pm_mix(pm_mix(31, context), (uint64_t)limit) | 1;
+    uint64_t context = pm_memory_context(), key = pm_mix(pm_mix(31, context), (uint64_t)limit) | 1;
     uint64_t unit = device != PM_NO_DEVICE && pm_need[PM_NEED_cuCtxGetLimit] ? bytes_of(limit) : 0;
     size_t now = 0;
     bool counts = limit == CU_LIMIT_STACK_SIZE || unit;

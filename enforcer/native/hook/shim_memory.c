@@ -12,7 +12,7 @@ PM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = PM_REAL(cuMemAlloc_v2)(at, bytes);
     if (at)
-        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());
+        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());
     return result;
 }
 
@@ -23,7 +23,7 @@ PM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned fla
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = PM_REAL(cuMemAllocManaged)(at, bytes, flags);
     if (at)
-        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());
+        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());
     return result;
 }
 
@@ -43,7 +43,7 @@ PM_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t wid
         pm_claim_undo(&claim, CUDA_SUCCESS);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());
+    pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());
     return result;
 }
 
@@ -65,7 +65,7 @@ PM_EXPORT CUresult cuMemAlloc(uint32_t *at, unsigned bytes) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = ((CUresult (*)(uint32_t *, unsigned))pm_real[PM_HOOK_cuMemAlloc])(at, bytes);
     if (at)
-        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());
+        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());
     return result;
 }
 
@@ -86,7 +86,7 @@ PM_EXPORT CUresult cuMemAllocPitch(uint32_t *at, unsigned *pitch, unsigned width
         pm_claim_undo(&claim, CUDA_SUCCESS);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());
+    pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());
     return result;
 }
 
@@ -121,7 +121,7 @@ static bool captured(CUstream stream) {
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         pm_taint(pm_stream(stream, null_is));                                                                          \
         CUresult result = PM_REAL(name)(at, bytes, stream);                                                            \
-        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());            \
+        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());          \
         return result;                                                                                                 \
     }
 ALLOC_ASYNC(cuMemAllocAsync, PM_LEGACY)
@@ -151,7 +151,7 @@ static uint32_t pool_device(CUmemoryPool pool) {
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         pm_taint(pm_stream(stream, null_is));                                                                          \
         CUresult result = PM_REAL(name)(at, bytes, pool, stream);                                                      \
-        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());            \
+        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());          \
         return result;                                                                                                 \
     }
 ALLOC_FROM_POOL(cuMemAllocFromPoolAsync, PM_LEGACY)

@@ -65,12 +65,12 @@ static bool load_ends(const struct load *load, const void *module, uint64_t cont
         *out = NULL;                                                                                                   \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
     }
-LOAD(cuModuleLoad, CUmodule, cuModuleUnload, pm_this_context(), (CUmodule * out, const char *path), out, path)
-LOAD(cuModuleLoadData, CUmodule, cuModuleUnload, pm_this_context(), (CUmodule * out, const void *image), out, image)
-LOAD(cuModuleLoadDataEx, CUmodule, cuModuleUnload, pm_this_context(),
+LOAD(cuModuleLoad, CUmodule, cuModuleUnload, pm_memory_context(), (CUmodule * out, const char *path), out, path)
+LOAD(cuModuleLoadData, CUmodule, cuModuleUnload, pm_memory_context(), (CUmodule * out, const void *image), out, image)
+LOAD(cuModuleLoadDataEx, CUmodule, cuModuleUnload, pm_memory_context(),
      (CUmodule * out, const void *image, unsigned count, CUjit_option *options, void **values), out, image, count,
      options, values)
-LOAD(cuModuleLoadFatBinary, CUmodule, cuModuleUnload, pm_this_context(), (CUmodule * out, const void *image), out,
+LOAD(cuModuleLoadFatBinary, CUmodule, cuModuleUnload, pm_memory_context(), (CUmodule * out, const void *image), out,
      image)
 /* A library belongs to no context; it is charged where it was loaded into one, which is the current one's device. */
 LOAD(cuLibraryLoadData, CUlibrary, cuLibraryUnload, 0,
