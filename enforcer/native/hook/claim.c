@@ -1,5 +1,7 @@
 #include "claim.h"
 
+#include <stdlib.h>
+
 #include "memory.h"
 
 bool pm_claim_begin(struct pm_claim *claim, uint32_t device, uint32_t kind, uint64_t bytes) {
@@ -67,11 +69,53 @@ void pm_holding_gone(bool had, enum pm_holding_class of, const struct pm_holding
         pm_pointers_put(self->pointers, of, holding);
 }
 
-void pm_handle_unused(uint64_t handle) {
+bool pm_handle_out(uint64_t handle, struct pm_holding *holding) {
     struct pm_process *self = pm_self();
-    struct pm_holding holding;
-    if (self && pm_pointers_use(self->pointers, PM_HOLD_HANDLE, handle, -1, &holding) && holding.uses == 0)
-        pm_process_give_back(self, holding.device, holding.kind, holding.bytes);
+    return self && pm_pointers_use(self->pointers, PM_HOLD_HANDLE, handle, -1, holding);
+}
+
+void pm_handle_gone(bool had, const struct pm_holding *holding, CUresult result) {
+    struct pm_process *self = pm_self();
+    if (!had || !self)
+        return;
+    struct pm_holding memory = *holding;
+    memory.uses = 1;
+    if (result != CUDA_SUCCESS && holding->uses)
+        pm_pointers_use(self->pointers, PM_HOLD_HANDLE, holding->key, 1, &memory);
+    else if (result != CUDA_SUCCESS)
+        pm_pointers_put(self->pointers, PM_HOLD_HANDLE, &memory);
+    else if (holding->uses == 0)
+        pm_process_give_back(self, holding->device, holding->kind, holding->bytes);
+}
+
+struct pm_use {
+    struct pm_holding use, memory;
+    bool had;
+};
+
+void pm_uses_add(struct pm_uses *uses, const struct pm_holding *use, uint64_t handle) {
+    struct pm_use one = {.use = *use};
+    one.had = pm_handle_out(handle, &one.memory);
+    if ((uses->count & (uses->count - 1)) == 0) {
+        struct pm_use *list = realloc(uses->list, (uses->count ? 2 * uses->count : 1) * sizeof *list);
+        if (!list) { /* it cannot be remembered, so it ends now */
+            pm_handle_gone(one.had, &one.memory, CUDA_SUCCESS);
+            return;
+        }
+        uses->list = list;
+    }
+    uses->list[uses->count++] = one;
+}
+
+void pm_uses_gone(struct pm_uses *uses, enum pm_holding_class of, CUresult result) {
+    struct pm_process *self = pm_self();
+    while (uses->count > 0) { /* the last first: several may be of the same memory */
+        const struct pm_use *one = &uses->list[--uses->count];
+        if (self && result != CUDA_SUCCESS)
+            pm_pointers_put(self->pointers, of, &one->use);
+        pm_handle_gone(one->had, &one->memory, result);
+    }
+    free(uses->list);
 }
 
 uint64_t pm_this_context(void) {

@@ -32,8 +32,17 @@ void pm_claim_end(const struct pm_claim *claim, CUresult result, enum pm_holding
 bool pm_holding_out(enum pm_holding_class of, uint64_t key, struct pm_holding *holding);
 /* Gives it back, or puts it back when the driver did not free. */
 void pm_holding_gone(bool had, enum pm_holding_class of, const struct pm_holding *holding, CUresult result);
-/* One use less of physical memory, which goes with its last handle and mapping. */
-void pm_handle_unused(uint64_t handle);
+/* The same for one use of physical memory, which goes with its last handle and mapping. */
+bool pm_handle_out(uint64_t handle, struct pm_holding *holding);
+void pm_handle_gone(bool had, const struct pm_holding *holding, CUresult result);
+
+/* Mappings, or tiles of arrays, that a call is about to end, and with each a use of its memory. Begins as {0}. */
+struct pm_uses {
+    struct pm_use *list;
+    size_t count;
+};
+void pm_uses_add(struct pm_uses *uses, const struct pm_holding *use, uint64_t handle);
+void pm_uses_gone(struct pm_uses *uses, enum pm_holding_class of, CUresult result);
 
 /* The current context; 0: none. */
 uint64_t pm_this_context(void);

@@ -188,8 +188,10 @@ PM_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *pro
 
 PM_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     PM_MISSING(cuMemPoolDestroy);
+    struct pm_process *self = pm_self();
     struct pm_holding made;
-    pm_holding_out(PM_HOLD_POOL, (uint64_t)(uintptr_t)pool, &made);
+    if (self)
+        pm_pointers_take(self->pointers, PM_HOLD_POOL, pm_key(pool), &made);
     return PM_REAL(cuMemPoolDestroy)(pool);
 }
 
@@ -212,9 +214,10 @@ PM_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t byte
 
 PM_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     PM_MISSING(cuMemRelease);
+    struct pm_holding holding;
+    bool had = pm_handle_out(handle, &holding);
     CUresult result = PM_REAL(cuMemRelease)(handle);
-    if (result == CUDA_SUCCESS)
-        pm_handle_unused(handle);
+    pm_handle_gone(had, &holding, result);
     return result;
 }
 
@@ -237,21 +240,23 @@ PM_EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGe
     if (self && result == CUDA_SUCCESS && pm_pointers_use(self->pointers, PM_HOLD_HANDLE, handle, 1, &holding)) {
         struct pm_holding mapping = {.key = at, .bytes = bytes, .other = handle, .uses = 1};
         if (!pm_pointers_put(self->pointers, PM_HOLD_MAPPING, &mapping))
-            pm_handle_unused(handle);
+            pm_pointers_use(self->pointers, PM_HOLD_HANDLE, handle, -1, &holding);
     }
     return result;
 }
 
 PM_EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
     PM_MISSING(cuMemUnmap);
-    CUresult result = PM_REAL(cuMemUnmap)(at, bytes);
     struct pm_process *self = pm_self();
+    struct pm_uses uses = {0};
     struct pm_holding mapping;
-    for (CUdeviceptr next = at; self && result == CUDA_SUCCESS && next < at + bytes; next += mapping.bytes) {
+    for (CUdeviceptr next = at; self && next < at + bytes; next += mapping.bytes) {
         if (!pm_pointers_take(self->pointers, PM_HOLD_MAPPING, next, &mapping) || mapping.bytes == 0)
             break; /* mapped before we were there, or imported */
-        pm_handle_unused(mapping.other);
+        pm_uses_add(&uses, &mapping, mapping.other);
     }
+    CUresult result = PM_REAL(cuMemUnmap)(at, bytes);
+    pm_uses_gone(&uses, PM_HOLD_MAPPING, result);
     return result;
 }
 
