@@ -94,20 +94,29 @@ def _prepare(connection: "duckdb.DuckDBPyConnection", root: Path) -> None:
 
 
 def unreadable(root: Path, error: "duckdb.Error") -> Exception:
-    """What to raise for a question that failed: Unavailable for a file that is gone, DataError for one that is torn, else `error` itself."""
+    """What to raise for a question that failed: DataError for a torn file, Unavailable for one that is gone or for want of memory, else `error`."""
     import duckdb
 
-    if isinstance(error, (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)):
+    wrong = (
+        duckdb.ParserException,
+        duckdb.BinderException,
+        duckdb.CatalogException,
+        duckdb.ConversionException,
+        duckdb.OutOfRangeException,
+    )
+    # A parameter that is missing and a file without its magic bytes are of one kind; the file is named.
+    unfit = isinstance(error, duckdb.InvalidInputException) and ".parquet" not in str(error)
+    if isinstance(error, wrong) or unfit:
         return error  # the question is wrong, not the store
-    kind = Unavailable if isinstance(error, duckdb.IOException) else DataError
+    kind = Unavailable if isinstance(error, (duckdb.IOException, duckdb.OutOfMemoryException)) else DataError
     return kind(f"store {root} cannot be read: {str(error).splitlines()[0]:.200}")
 
 
 def query(root: Path, sql: str, parameters: Sequence[object] = ()) -> "pa.Table":
     """The Arrow table of one question, asked again once when a segment was deleted under it.
 
-    `parameters` fill the `?` of `sql`. Raises what `open_catalog` raises, Unavailable when a segment is gone for good, DataError when one is torn, and duckdb's own
-    error on wrong SQL.
+    `parameters` fill the `?` of `sql`. Raises what `open_catalog` raises, Unavailable when a segment is gone for good or memory does not suffice, DataError when a
+    segment is torn, and duckdb's own error on wrong SQL, values and parameters.
     """
     import duckdb
 

@@ -1,7 +1,6 @@
 """Publishing: a fresh catalog beside the old ones, then `CURRENT` replaced. Readers see one state or the other, never between."""
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,43 +21,39 @@ def catalog_name(generation: int) -> str:
 
 
 class CatalogWriter:
-    """Writes catalogs, one after the other; keeps one DuckDB instance, since starting one costs as much as writing a catalog."""
+    """Writes catalogs, one after the other, of one thread at a time; keeps one DuckDB instance, since starting one costs as much as writing a catalog."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._engine: duckdb.DuckDBPyConnection | None = None
-        # A publication runs in a thread, which a stop does not interrupt: who closes waits for it.
-        self._busy = threading.RLock()
 
     def write(self, generation: int, segments: Sequence[Segment], tables: Mapping[str, "pa.Table"]) -> Path:
         """A durable catalog that nothing names yet. `tables` holds every table of `TABLES`. Raises OSError, duckdb.Error."""
-        with self._busy:
-            temporary = self._root / f"{TEMPORARY}catalog-{generation}.duckdb"
-            temporary.unlink(missing_ok=True)
+        temporary = self._root / f"{TEMPORARY}catalog-{generation}.duckdb"
+        temporary.unlink(missing_ok=True)
+        try:
+            self._fill(temporary, segments, tables)
+            handle = os.open(temporary, os.O_RDONLY)
             try:
-                self._fill(temporary, segments, tables)
-                handle = os.open(temporary, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
-                final = self._root / catalog_name(generation)
-                os.rename(temporary, final)
-            except Exception:
-                # What an instance that has failed once still holds is not worth finding out.
-                self.close()
-                for left in (temporary, temporary.with_name(temporary.name + ".wal")):
-                    left.unlink(missing_ok=True)
-                raise
-            sync_folder(self._root)
-            return final
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            final = self._root / catalog_name(generation)
+            os.rename(temporary, final)
+        except Exception:
+            # What an instance that has failed once still holds is not worth finding out.
+            self.close()
+            for left in (temporary, temporary.with_name(temporary.name + ".wal")):
+                left.unlink(missing_ok=True)
+            raise
+        sync_folder(self._root)
+        return final
 
     def close(self) -> None:
-        """Let go of the instance, once a catalog under way is written."""
-        with self._busy:
-            if self._engine is not None:
-                self._engine.close()
-                self._engine = None
+        """Let go of the instance."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
     def _fill(self, path: Path, segments: Sequence[Segment], tables: Mapping[str, "pa.Table"]) -> None:
         engine = self._engine = self._engine or self._start()

@@ -110,9 +110,9 @@ class Store:
         """Let go of the root, once a publication under way in another thread is done: a cancelled task does not end its thread."""
         with self._mutex:
             self._writer.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
 
     def publish(
         self,
@@ -235,6 +235,8 @@ class Store:
 
     def _commit(self, wanted: State) -> None:
         """Make a state the published one (its segments are durable already), and doom what it no longer names."""
+        if self._lock < 0:  # another owner may have the root by now, and its generations
+            raise Unavailable(f"store {self.root} is closed, expected an open one")
         before = self._state
         wanted = replace(wanted, generation=before.generation + 1)
         self._writer.write(wanted.generation, tuple(wanted.segments.values()), catalog_tables(wanted))

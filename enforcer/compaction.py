@@ -5,6 +5,7 @@ that an exporter which was down may not have read it. The rest has been carried 
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from poolmeter.enforcer.journal import COMPACTED, parse_line
 from poolmeter.model.decision import JournalEvent
@@ -25,7 +26,7 @@ def compact(
     what it knows by number and time. A second mark stands where the newest dropped event stood, with its number: a reader that has not
     come so far learns that something is missing.
     """
-    events = [parse_line(line, f"journal line {number}") for number, line in enumerate(lines, 1)]
+    events = [_outline(parse_line(line, f"journal line {number}")) for number, line in enumerate(lines, 1)]
     recent: set[int] = set()
     left = keep_bytes
     for index in range(len(lines) - 1, -1, -1):
@@ -53,6 +54,11 @@ def compact(
         elif index in kept and events[index].kind != COMPACTED:
             out.append(line)
     return out
+
+
+def _outline(event: JournalEvent) -> JournalEvent:
+    """The event without what is largest in it: all of a journal's are held at once, while every request waits."""
+    return replace(event, allocation=None if event.allocation is None else {}, demand=None)
 
 
 def _line(event: JournalEvent) -> bytes:

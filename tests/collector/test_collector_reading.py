@@ -64,12 +64,26 @@ def test_the_reference_page_lists_exactly_these_columns() -> None:
         assert listed == [(column.name, column.type, "may be NULL" if column.nullable else "") for column in columns], name
 
 
+WRONG = (
+    "SELEC",
+    "SELECT colour FROM device_minutes",
+    "SELECT * FROM nowhere",
+    "SELECT CAST(node AS INTEGER) FROM device_minutes",
+    "SELECT strptime(node, '%Y') FROM device_minutes",
+    "SELECT 9223372036854775807 + count(*) FROM device_minutes",
+    "SELECT * FROM device_minutes WHERE node = ?",
+)
+
+
 @pytest.mark.parametrize("body", [b"", b"PAR1", b"x" * 4096])
 def test_a_torn_segment_is_damage_and_wrong_sql_is_not(tmp_path: Path, body: bytes) -> None:
     with Store(tmp_path) as store:
         store.publish([batch(records("n1", EPOCH, 1, 16, DAY))], now_us=NOW)
-    with pytest.raises(duckdb.BinderException):
-        query(tmp_path, "SELECT colour FROM device_minutes")
+    for wrong in WRONG:
+        with pytest.raises(duckdb.Error):
+            query(tmp_path, wrong)
+    with pytest.raises(Unavailable, match="cannot be read: Out of Memory"):
+        query(tmp_path, "SET memory_limit = '1MB'; SELECT count(*) FROM (SELECT DISTINCT range, random() FROM range(10000000))")
     for path in tmp_path.rglob("*.parquet"):
         path.write_bytes(body)
     with pytest.raises(DataError, match="cannot be read") as caught:

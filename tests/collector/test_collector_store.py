@@ -97,6 +97,21 @@ def test_killed_at_any_step_the_acknowledged_rows_are_there_once(
     assert count == (1 if with_bad_rows and acknowledged >= 10 else 0)
 
 
+def test_a_closed_store_publishes_nothing_over_its_next_owner(tmp_path: Path) -> None:
+    first = Store(tmp_path)
+    first.publish([batch(records("n1", EPOCH, 1, 8, DAY))], now_us=NOW)
+    first.close()
+    with Store(tmp_path) as second:
+        for change in (
+            lambda: first.publish([batch(records("n1", EPOCH, 9, 8, DAY))], now_us=NOW),
+            lambda: first.swap(tuple(first.state.segments.values()), list, lambda state: state.generation),
+        ):
+            with pytest.raises(Unavailable, match="is closed"):
+                change()
+        second.publish([batch(records("n1", EPOCH, 9, 8, DAY))], now_us=NOW)
+        assert len(stored(tmp_path)) == 16 and len(second.state.segments) == len(list(tmp_path.rglob("*.parquet")))
+
+
 def test_leftovers_of_a_crash_are_gone_after_the_grace(tmp_path: Path) -> None:
     Store(tmp_path).close()
     store = Store(tmp_path, on_step=Crasher("synced"))

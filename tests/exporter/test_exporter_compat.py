@@ -19,7 +19,7 @@ from poolmeter.exporter.collectors.family import Page
 from poolmeter.exporter.compat import PAGES
 from poolmeter.exporter.render import Renderer
 from poolmeter.exporter.server import Face, Server, listen
-from poolmeter.model.hardware import Activity, Hardware
+from poolmeter.model.hardware import Activity, Hardware, MigInstance, XidCount
 
 # What the panels and the variables of Grafana dashboard 12239 ask, as first published (by instance) and as it is now (by Hostname).
 BY_INSTANCE = '{instance=~"$instance", gpu=~"$gpu"}'
@@ -152,6 +152,63 @@ def test_the_units_and_labels_of_dcgm(busy: Node) -> None:
         labels["gpu"] == "0" for name, series in found.items() if name != "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION" for labels, _ in series
     )
     assert "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" not in samples(page_of(busy), "dcgm")
+
+
+def with_hardware(page: Page, hardware: Hardware, **values: object) -> Page:
+    first, *rest = page.snapshot.devices
+    device = dataclasses.replace(first, hardware=hardware, **values)  # type: ignore[arg-type]
+    return dataclasses.replace(page, snapshot=dataclasses.replace(page.snapshot, devices=(device, *rest)))
+
+
+def test_what_else_dcgm_tells_of_a_card(busy: Node) -> None:
+    page = page_of(busy)
+    hardware = Hardware(
+        origin="o",
+        at_us=9_000_000,
+        memory_temperature_celsius=61,
+        power_limit_mw=700_000,
+        xids=(XidCount(xid=79, count=1, last_us=7), XidCount(xid=31, count=9, last_us=8)),
+        remapped_rows_total={"correctable": 2, "uncorrectable": 1},
+        row_remap_failed=False,
+        licensed=True,
+        pcie_tx_bytes_total=3_000_000,
+        nvlink_rx_bytes_total=500,
+    )
+    before = dataclasses.replace(hardware, at_us=7_000_000, pcie_tx_bytes_total=1_000_000, nvlink_rx_bytes_total=600)
+    page = dataclasses.replace(with_hardware(page, hardware), before=with_hardware(page, before).snapshot)
+    found = {name: [number for _, number in series] for name, series in samples(page, "dcgm").items()}
+    assert found["DCGM_FI_DEV_XID_ERRORS"] == [31.0] and found["DCGM_FI_DEV_MEMORY_TEMP"] == [61.0]
+    assert found["DCGM_FI_DEV_POWER_MGMT_LIMIT"] == [700.0] and found["DCGM_FI_DEV_ROW_REMAP_FAILURE"] == [0.0]
+    assert found["DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS"] == [2.0] and found["DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS"] == [1.0]
+    assert found["DCGM_FI_DEV_VGPU_LICENSE_STATUS"] == [1.0] and found["DCGM_FI_PROF_PCIE_TX_BYTES"] == [1e6]
+    # A counter that fell has begun anew; one that is not there is not told; neither is a rate of 0.
+    assert "DCGM_FI_PROF_NVLINK_RX_BYTES" not in found and "DCGM_FI_PROF_NVLINK_TX_BYTES" not in found
+    assert "DCGM_FI_PROF_PCIE_TX_BYTES" not in samples(dataclasses.replace(page, before=None), "dcgm")
+    lost = samples(with_hardware(page, hardware, up=False), "dcgm")
+    assert [number for _, number in lost["DCGM_FI_DEV_XID_ERRORS"]] == [31.0]
+    assert "DCGM_FI_DEV_MEMORY_TEMP" not in lost and "DCGM_FI_DEV_POWER_MGMT_LIMIT" not in lost
+
+
+def test_instances_of_a_card_with_mig_have_series_of_their_own(busy: Node) -> None:
+    active = Activity(window_us=1_000_000, graphics_ppm=400_000, tensor_ppm=250_000)
+    common = {"profile": "3g.71gb", "memory_total_bytes": 71 * GIB, "memory_used_bytes": 5 * GIB, "activity": active}
+    parts = (
+        MigInstance(uuid="MIG-1", gpu_instance_id=1, compute_instance_id=0, **common),  # type: ignore[arg-type]
+        MigInstance(uuid="MIG-2", gpu_instance_id=1, compute_instance_id=1, **common),  # type: ignore[arg-type]
+        MigInstance(uuid="MIG-3", gpu_instance_id=2, compute_instance_id=0, profile="1g.18gb"),
+    )
+    found = samples(with_hardware(page_of(busy), Hardware(instances=parts), mig=True, utilization_ppm=None), "dcgm")
+    # Two compute instances have one memory: once, as the GPU instance's; and no card's beside it, which a sum would count again.
+    for name, value in (("FB_USED", 5 * 1024.0), ("FB_FREE", 66 * 1024.0)):
+        assert [(s.get("GPU_I_ID"), s.get("GPU_I_PROFILE"), number) for s, number in found[f"DCGM_FI_DEV_{name}"]] == [
+            ("1", "3g.71gb", value)
+        ]
+    assert [(s["GPU_I_ID"], number) for s, number in found["DCGM_FI_PROF_GR_ENGINE_ACTIVE"]] == [("1", 0.4)]
+    assert "DCGM_FI_DEV_GPU_UTIL" not in found
+    assert all("GPU_I_ID" not in s for s, _ in found["DCGM_FI_DEV_GPU_TEMP"])
+    # Instances that do not tell leave the card's own.
+    silent = samples(with_hardware(page_of(busy), Hardware(instances=parts[2:]), mig=True), "dcgm")
+    assert ["GPU_I_ID" in s for s, _ in silent["DCGM_FI_DEV_FB_USED"]] == [False]
 
 
 def test_a_devices_value_is_never_copied_to_its_sharers(busy: Node) -> None:
