@@ -3,30 +3,13 @@
  * CODE. The driver is a table of functions here; the one that frees lets another thread allocate, and is given the same
  * handle. Prints how much the account holds: before, after the call that returned CODE, and when all is given back.
  */
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "claim.h"
-#include "memory.h"
+#include "fake_cuda.h"
 
 #define HANDLE 0x5000u
 #define AT 0x10000000u
 #define PIECE ((size_t)2 << 20)
 
-void *pm_real[PM_HOOK_COUNT];
-void *pm_need[PM_NEED_COUNT];
-int pm_resolved = 1;
-
-int pm_resolve(void) {
-    return 1;
-}
-
-void *pm_shim_of(void *real) {
-    return real;
-}
-
+/* The parts that the linked files want, and nothing here reaches. */
 void pm_graph_memory_settle(CUdevice ordinal) {
     (void)ordinal;
 }
@@ -48,22 +31,6 @@ static CUresult frees(void) {
 }
 
 /* ---- the driver -------------------------------------------------------------------------------------------------- */
-
-static CUresult uuid_of(CUuuid *uuid, CUdevice ordinal) {
-    memset(uuid, 0, sizeof *uuid);
-    uuid->bytes[15] = (char)(ordinal + 1);
-    return CUDA_SUCCESS;
-}
-
-static CUresult device(CUdevice *ordinal) {
-    *ordinal = 0;
-    return CUDA_SUCCESS;
-}
-
-static CUresult context(CUcontext *handle) {
-    *handle = (CUcontext)(uintptr_t)0x100;
-    return CUDA_SUCCESS;
-}
 
 static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
                        unsigned long long flags) {
@@ -110,11 +77,6 @@ static CUresult free_at(CUdeviceptr at) {
 }
 
 /* ---- what is tried ----------------------------------------------------------------------------------------------- */
-
-static void done(CUresult result) {
-    if (result != CUDA_SUCCESS)
-        abort();
-}
 
 static void create_one(void) {
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -244,9 +206,7 @@ int main(int argc, char **argv) {
     pm_real[PM_HOOK_cuArrayDestroy] = destroy;
     pm_real[PM_HOOK_cuMemAlloc_v2] = allocate;
     pm_real[PM_HOOK_cuMemFree_v2] = free_at;
-    pm_need[PM_NEED_cuDeviceGetUuid_v2] = uuid_of;
-    pm_need[PM_NEED_cuCtxGetDevice] = device;
-    pm_need[PM_NEED_cuCtxGetCurrent] = context;
+    fake_needs();
     for (size_t i = 0; i < sizeof tried / sizeof *tried; i++) {
         if (strcmp(argv[1], tried[i].name) != 0)
             continue;

@@ -80,6 +80,17 @@ void pm_board_leave(struct pm_board *board, uint32_t seat) {
     }
 }
 
+bool pm_board_alone(const struct pm_board *board, uint64_t owner) {
+    bool there = false;
+    for (uint32_t i = 0; board && i < PM_BOARD_SEATS; i++) {
+        uint64_t found = pm_load(&board->seats[i].owner);
+        if (found && found != owner)
+            return false;
+        there |= found == owner;
+    }
+    return there;
+}
+
 void pm_board_busy(struct pm_board *board, uint32_t seat, uint64_t until_ns) {
     if (board && seat < PM_BOARD_SEATS)
         pm_store(&board->seats[seat].busy_until_ns, until_ns);

@@ -28,7 +28,8 @@ void pm_claim_undo(const struct pm_claim *claim, CUresult result);
 void pm_claim_end(const struct pm_claim *claim, CUresult result, enum pm_holding_class of, uint64_t key,
                   uint64_t other);
 
-/* Takes the holding out before the driver frees: afterwards the key may be another thread's new allocation. */
+/* Memory that is held: takes the holding out before the driver frees: afterwards the key may be another thread's new
+ * allocation. */
 bool pm_holding_out(enum pm_holding_class of, uint64_t key, struct pm_holding *holding);
 /* Gives it back, or puts it back when the driver did not free. */
 void pm_holding_gone(bool had, enum pm_holding_class of, const struct pm_holding *holding, CUresult result);

@@ -85,6 +85,15 @@ static uint64_t hash_text(const char *text) {
     return hash ? hash : 1;
 }
 
+/* Its low half is the allocation's, whose processes differ in the high one. */
+static uint64_t owner_of(const struct pm_process *self) {
+    return hash_text(self->folder) ^ (uint64_t)getpid() << 32;
+}
+
+bool pm_process_alone(const struct pm_process *self, uint32_t device) {
+    return pm_board_alone(self->boards[device], owner_of(self));
+}
+
 static void refresh_limits(struct pm_process *self) {
     if (pm_guard_torn() & PM_TORN_GRANT) { /* what it said last holds */
         pm_store(&self->grant_generation, pm_load(&self->grant->generation));
@@ -122,7 +131,7 @@ static void map_boards(struct pm_process *self, bool own_folder) {
         snprintf(path, sizeof path, own_folder ? "%s/devices/%s" : "%s/../../devices/%s", self->folder, self->uuids[d]);
         self->boards[d] = strchr(self->uuids[d], '/') ? NULL : pm_board_map(path, self->uuids[d]);
         pm_guard_add(self->boards[d], sizeof(struct pm_board), PM_TORN_BOARD);
-        self->seats[d] = pm_board_sit(self->boards[d], hash_text(self->folder) ^ (uint64_t)getpid() << 32);
+        self->seats[d] = pm_board_sit(self->boards[d], owner_of(self));
         self->limiters[d].board = self->boards[d];
         self->limiters[d].seat = self->seats[d];
         pm_limiter_present(&self->limiters[d]);
@@ -327,7 +336,7 @@ static void seat_apart(struct pm_process *self, struct pm_context *context) {
             self->contexts[i] == context || !pm_load(&self->contexts[i]->handle) || self->contexts[i]->device != device;
     if (first)
         return;
-    context->own_seat = pm_board_sit(self->boards[device], hash_text(self->folder) ^ (uint64_t)getpid() << 32);
+    context->own_seat = pm_board_sit(self->boards[device], owner_of(self));
     if (context->own_seat == PM_NO_SEAT)
         return;
     const struct pm_limiter *limiter = &self->limiters[device];

@@ -47,8 +47,6 @@ struct pm_context *pm_current(struct pm_process *self);
 uint32_t pm_device_of(struct pm_process *self, CUdevice ordinal);
 /* Meter index of the current context's device; PM_NO_DEVICE: none. */
 uint32_t pm_current_device(struct pm_process *self);
-/* Whether the driver told us what we asked; counts when it did not. */
-bool pm_told(struct pm_process *self, CUresult result);
 
 /* NULL by the name it has in this variant of a call. */
 static inline CUstream pm_stream(CUstream stream, enum pm_default_stream null_is) {

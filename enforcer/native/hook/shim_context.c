@@ -56,12 +56,6 @@ static void not_told(struct pm_process *self, CUresult result) {
         pm_add(&self->view.header->faults, 1);
 }
 
-bool pm_told(struct pm_process *self, CUresult result) {
-    if (result != CUDA_SUCCESS)
-        not_told(self, result);
-    return result == CUDA_SUCCESS;
-}
-
 uint32_t pm_device_of(struct pm_process *self, CUdevice ordinal) {
     if (ordinal < 0 || ordinal >= PM_MAX_ORDINALS)
         return PM_NO_DEVICE;
@@ -197,30 +191,42 @@ PM_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int versi
 
 #define REFUSED CUDA_ERROR_DEVICE_UNAVAILABLE
 
+/* A context comes or goes, and memory of the device with it: begins the change and says which device. */
+static uint32_t change_begins(struct pm_process *self, CUdevice ordinal) {
+    uint32_t device = self ? pm_device_of(self, ordinal) : PM_NO_DEVICE;
+    pm_process_change_begins(self, device);
+    return device;
+}
+
+#define CREATES(name, device, primary, ...)                                                                            \
+    PM_MISSING(name);                                                                                                  \
+    if (device_refused(device, primary))                                                                               \
+        return REFUSED;                                                                                                \
+    struct pm_process *self = pm_self();                                                                               \
+    uint32_t index = change_begins(self, device);                                                                      \
+    CUresult result = PM_REAL(name)(__VA_ARGS__);                                                                      \
+    pm_process_change_ends(self, index);                                                                               \
+    return result
+
 PM_EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
-    PM_MISSING(cuCtxCreate);
-    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate)(context, flags, device);
+    CREATES(cuCtxCreate, device, false, context, flags, device);
 }
 
 PM_EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
-    PM_MISSING(cuCtxCreate_v2);
-    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate_v2)(context, flags, device);
+    CREATES(cuCtxCreate_v2, device, false, context, flags, device);
 }
 
 PM_EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags,
                                   CUdevice device) {
-    PM_MISSING(cuCtxCreate_v3);
-    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate_v3)(context, params, count, flags, device);
+    CREATES(cuCtxCreate_v3, device, false, context, params, count, flags, device);
 }
 
 PM_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags, CUdevice device) {
-    PM_MISSING(cuCtxCreate_v4);
-    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate_v4)(context, params, flags, device);
+    CREATES(cuCtxCreate_v4, device, false, context, params, flags, device);
 }
 
 PM_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
-    PM_MISSING(cuDevicePrimaryCtxRetain);
-    return device_refused(device, true) ? REFUSED : PM_REAL(cuDevicePrimaryCtxRetain)(context, device);
+    CREATES(cuDevicePrimaryCtxRetain, device, true, context, device);
 }
 
 /* Before the context goes: afterwards its events are gone as well, and asking about them is undefined. */
@@ -233,16 +239,28 @@ static void context_goes(CUcontext handle, bool destroy_events, bool gone) {
         pm_process_forget_memory(self, handle);
 }
 
+static CUresult context_destroy(CUresult (*destroy)(CUcontext), CUcontext context) {
+    struct pm_process *self = pm_self();
+    uint32_t device = PM_NO_DEVICE;
+    if (self && context && context_enter(context) == 0) {
+        device = pm_current_device(self);
+        context_leave();
+    }
+    pm_process_change_begins(self, device);
+    context_goes(context, false, true);
+    CUresult result = destroy(context);
+    pm_process_change_ends(self, device);
+    return result;
+}
+
 PM_EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
     PM_MISSING(cuCtxDestroy_v2);
-    context_goes(context, false, true);
-    return PM_REAL(cuCtxDestroy_v2)(context);
+    return context_destroy(PM_REAL(cuCtxDestroy_v2), context);
 }
 
 PM_EXPORT CUresult cuCtxDestroy(CUcontext context) {
     PM_MISSING(cuCtxDestroy);
-    context_goes(context, false, true);
-    return PM_REAL(cuCtxDestroy)(context);
+    return context_destroy(PM_REAL(cuCtxDestroy), context);
 }
 
 /* The handle of a primary context that is active; asking creates none. */
@@ -282,17 +300,23 @@ static void primary_went(CUdevice device, CUcontext handle) {
 }
 
 static CUresult primary_release(CUresult (*release)(CUdevice), CUdevice device) {
+    struct pm_process *self = pm_self();
+    uint32_t index = change_begins(self, device);
     CUcontext handle = primary_may_go(device);
     CUresult result = release(device);
     if (result == CUDA_SUCCESS)
         primary_went(device, handle);
+    pm_process_change_ends(self, index);
     return result;
 }
 
 static CUresult primary_reset(CUresult (*reset)(CUdevice), CUdevice device) {
+    struct pm_process *self = pm_self();
+    uint32_t index = change_begins(self, device);
     context_goes(primary_of(device), false, true);
     CUresult result = reset(device);
     pm_graph_memory_settle(device);
+    pm_process_change_ends(self, index);
     return result;
 }
 
@@ -333,8 +357,10 @@ PM_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc part,
     PM_MISSING(cuGreenCtxCreate);
     if (device_refused(device, false))
         return REFUSED;
-    CUresult result = PM_REAL(cuGreenCtxCreate)(context, part, device, flags);
     struct pm_process *self = pm_self();
+    uint32_t index = change_begins(self, device);
+    CUresult result = PM_REAL(cuGreenCtxCreate)(context, part, device, flags);
+    pm_process_change_ends(self, index);
     if (self && result == CUDA_SUCCESS && context) {
         struct pm_holding made = {.key = pm_key(context_of(*context)),
                                   .other = pm_key(primary_of(device)),
@@ -357,6 +383,7 @@ PM_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context) {
     bool known = handle && pm_pointers_take(self->pointers, PM_HOLD_GREEN, pm_key(handle), &green);
     if (handle)
         pm_process_forget_context(self, handle, false, true);
+    uint32_t index = known ? change_begins(self, (CUdevice)green.device) : PM_NO_DEVICE;
     if (known)
         primary = primary_may_go((CUdevice)green.device);
     CUresult result = PM_REAL(cuGreenCtxDestroy)(context);
@@ -364,5 +391,6 @@ PM_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context) {
         primary_went((CUdevice)green.device, primary);
     else if (known)
         pm_pointers_put(self->pointers, PM_HOLD_GREEN, &green);
+    pm_process_change_ends(self, index);
     return result;
 }

@@ -49,6 +49,7 @@ PM_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     struct pm_claim claim = {self, device, PM_MEMORY_OVERHEAD, held.bytes};
     uint64_t wanted = beyond(value, held.note, unit);
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    pm_process_change_begins(self, device);
     if (wanted <= claim.bytes || pm_claim_change(&claim, wanted)) {
         result = PM_REAL(cuCtxSetLimit)(limit, value);
         if (PM_NEED(cuCtxGetLimit)(&now, limit) == CUDA_SUCCESS) { /* the driver may round, or have refused */
@@ -59,5 +60,6 @@ PM_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     held.bytes = claim.bytes;
     if (!pm_pointers_put(self->pointers, PM_HOLD_LIMIT, &held))
         pm_process_give_back(self, device, PM_MEMORY_OVERHEAD, held.bytes);
+    pm_process_change_ends(self, device);
     return result;
 }
