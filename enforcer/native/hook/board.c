@@ -156,7 +156,10 @@ void pm_board_starved(struct pm_board *board, uint32_t seat, uint64_t until_ns) 
 }
 
 #define LATELY_NS 100000000u
-/* Seats are anybody's to write, so no more is believed of them than an enforcer can have granted. */
+/*
+ * Seats are anybody's to write, so no more is believed of one than an enforcer can have granted it; together they may
+ * have been granted many times the card.
+ */
 #define MOST_PPM 1000000u
 #define MOST_WEIGHT 10000u
 
@@ -194,7 +197,7 @@ void pm_board_survey(const struct pm_board *board, uint32_t seat, uint64_t now_n
         if (known < count || count == ALLOCATIONS)
             continue;
         seen[count++] = (uint32_t)owner;
-        found->limits_ppm = at_most(found->limits_ppm + at_most(pm_peek(&other->limit_ppm), MOST_PPM), MOST_PPM);
+        found->limits_ppm += at_most(pm_peek(&other->limit_ppm), MOST_PPM);
         found->soft_weights += soft ? at_most(pm_peek(&other->weight), MOST_WEIGHT) : 0;
     }
 }

@@ -28,8 +28,7 @@ struct pm_others {
 void pm_board_others(const struct pm_board *board, uint32_t seat, uint64_t now_ns, struct pm_others *others);
 /* What a limit looks at: the other allocations. */
 struct pm_neighbours {
-    uint64_t
-        limits_ppm; /* sum of the limits of those active of late, a whole card at most; without those that have none */
+    uint64_t limits_ppm;   /* sum of the limits of those active of late; without those that have none */
     uint64_t soft_weights; /* sum of the weights of the soft ones among them */
     bool active;           /* somebody was active within a second */
     bool owner_busy;       /* one that is not soft has work now */
