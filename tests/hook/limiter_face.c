@@ -22,6 +22,6 @@ __attribute__((visibility("default"))) uint64_t rate(struct pm_board *board, uin
     time_ns = now_ns;
     pm_clock_use(now, sleep_until);
     pm_limiter_set(&limiter, 1, limit_ppm, false, 100, false);
-    pm_limiter_true_up(&limiter, 0, 1, now_ns);
+    pm_limiter_true_up(&limiter, seat, 0, 1, now_ns);
     return limiter.rate_ppm;
 }

@@ -120,6 +120,8 @@ static void refresh_limits(struct pm_process *self) {
             pm_poke(&self->limits[d].charge_copies, limits.charge_copies);
             pm_poke(&self->limits[d].listed, limits.listed);
         }
+        for (uint32_t i = 0; i < self->context_count; i++)
+            pm_limiter_present(&self->limiters[self->contexts[i]->device], self->contexts[i]->own_seat);
         pm_store(&self->grant_generation, copy->generation);
     }
     free(copy);
@@ -134,7 +136,7 @@ static void map_boards(struct pm_process *self, bool own_folder) {
         self->seats[d] = pm_board_sit(self->boards[d], owner_of(self));
         self->limiters[d].board = self->boards[d];
         self->limiters[d].seat = self->seats[d];
-        pm_limiter_present(&self->limiters[d]);
+        pm_limiter_present(&self->limiters[d], self->seats[d]);
     }
 }
 
@@ -339,9 +341,7 @@ static void seat_apart(struct pm_process *self, struct pm_context *context) {
     context->own_seat = pm_board_sit(self->boards[device], owner_of(self));
     if (context->own_seat == PM_NO_SEAT)
         return;
-    const struct pm_limiter *limiter = &self->limiters[device];
-    pm_board_present(self->boards[device], context->own_seat, pm_peek(&limiter->limit_ppm), pm_peek(&limiter->soft),
-                     pm_peek(&limiter->weight));
+    pm_limiter_present(&self->limiters[device], context->own_seat);
     context->tracker.seat = context->own_seat;
 }
 
@@ -399,10 +399,12 @@ void pm_process_forget_context(struct pm_process *self, void *handle, bool destr
     pthread_mutex_unlock(&self->lock);
     if (found) {
         pm_tracker_finish(&found->tracker, true, destroy_events);
-        if (gone) {
+        if (gone) { /* nobody presents a limit at a seat that may be another's */
+            pthread_mutex_lock(&self->lock);
             pm_board_leave(self->boards[found->device], found->own_seat);
             found->own_seat = PM_NO_SEAT;
             pm_store(&found->handle, NULL);
+            pthread_mutex_unlock(&self->lock);
         }
     }
 }
