@@ -53,7 +53,7 @@ static void fake_needs(void) {
     pm_need[PM_NEED_cuCtxPopCurrent_v2] = fake_context;
 }
 
-static void done(CUresult result) {
+static inline void done(CUresult result) {
     if (result != CUDA_SUCCESS)
         abort();
 }

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,12 +47,11 @@ def folder(tmp_path: Path, native: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return folder
 
 
-def run(program: Path, folder: Path, *words: str) -> list[int]:
+def run(program: Path, folder: Path, *words: str) -> Any:
     environment = os.environ | {"POOLMETER_ALLOCATION_DIR": str(folder), "ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0"}
     done = subprocess.run([str(program), *words], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    said: list[int] = json.loads(done.stdout)
-    return said
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("name", ["release", "unmap", "unmap_tiles", "destroy_array", "free"])
@@ -94,3 +94,9 @@ def test_a_module_is_not_refused_where_neighbours_cannot_be_seen(overlap: Path, 
     (folder / "../../devices").resolve().rmdir()
     result, after, _, end = run(overlap, folder, "unseen", "beside")
     assert (result, after, end) == (0, 13, 0)
+
+
+@pytest.mark.parametrize("code", [0, 999])
+def test_a_launch_on_several_devices_goes_on_while_the_process_ends(tmp_path: Path, folder: Path, code: int) -> None:
+    built = program(tmp_path / "leaving", "address,undefined", "claim", "shim_context", "shim_launch")
+    assert run(built, folder, str(code)) == 719  # the driver's own answer

@@ -159,12 +159,12 @@ struct part {
     CUcontext context; /* NULL: not metered */
 };
 
-static void part_open(struct part *part, const CUDA_LAUNCH_PARAMS *of) {
+static void part_open(struct pm_process *self, struct part *part, const CUDA_LAUNCH_PARAMS *of) {
     *part = (struct part){0};
     if (!pm_need[PM_NEED_cuStreamGetCtx] || PM_NEED(cuStreamGetCtx)(of->hStream, &part->context) != CUDA_SUCCESS ||
         pm_cuda_driver.context_enter(part->context) != 0) {
         part->context = NULL;
-        pm_add(&pm_self()->view.header->faults, 1);
+        pm_add(&self->view.header->faults, 1);
         return;
     }
     uint64_t kind = kind_of(of->function, of->gridDimX, of->gridDimY, of->gridDimZ, of->blockDimX, of->blockDimY,
@@ -183,9 +183,10 @@ static void part_close(struct part *part, CUresult result) {
 PM_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags) {
     PM_MISSING(cuLaunchCooperativeKernelMultiDevice);
     struct part parts[PM_MAX_DEVICES];
-    unsigned open = list && pm_self() && count <= PM_MAX_DEVICES ? count : 0;
+    struct pm_process *self = pm_self();
+    unsigned open = list && self && count <= PM_MAX_DEVICES ? count : 0;
     for (unsigned i = 0; i < open; i++)
-        part_open(&parts[i], &list[i]);
+        part_open(self, &parts[i], &list[i]);
     CUresult result = PM_REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
     for (unsigned i = 0; i < open; i++)
         part_close(&parts[i], result);
