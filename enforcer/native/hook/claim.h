@@ -8,6 +8,17 @@
     if (!pm_ready() || !pm_real[PM_HOOK_##name])                                                                       \
     return CUDA_ERROR_NOT_FOUND
 
+/* The shim of other work than a launch, that goes into `queue`; and both variants of one that names its `stream`. */
+#define PM_TAINTING(name, queue, params, ...)                                                                          \
+    PM_EXPORT CUresult name params {                                                                                   \
+        PM_MISSING(name);                                                                                              \
+        pm_taint(queue);                                                                                               \
+        return ((CUresult(*) params)pm_real[PM_HOOK_##name])(__VA_ARGS__);                                             \
+    }
+#define PM_TAINTING_STREAM(name, params, ...)                                                                          \
+    PM_TAINTING(name, pm_stream(stream, PM_LEGACY), params, __VA_ARGS__)                                               \
+    PM_TAINTING(name##_ptsz, pm_stream(stream, PM_PER_THREAD), params, __VA_ARGS__)
+
 /* Without `self` it is not accounted. */
 struct pm_claim {
     struct pm_process *self;

@@ -59,6 +59,9 @@ static inline uint64_t pm_lane_key(CUstream stream) {
     return stream == (CUstream)PM_PER_THREAD ? pm_mix(key, (uint64_t)(uintptr_t)&of_this_thread) | 1 : key | 1;
 }
 
+/* What goes into the stream becomes part of a graph, and runs later; also where the driver does not say. */
+bool pm_capturing(CUstream stream);
+
 /* Other work than a launch went into the stream. */
 void pm_taint(CUstream stream);
 

@@ -146,6 +146,20 @@ PM_HOT struct pm_context *pm_current(struct pm_process *self) {
     return context;
 }
 
+bool pm_capturing(CUstream stream) {
+    if (pm_peek(&pm_captures) == 0 || !pm_need[PM_NEED_cuStreamIsCapturing])
+        return false;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = PM_NEED(cuStreamIsCapturing)(stream, &status);
+    if (result != CUDA_SUCCESS &&
+        (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)) {
+        struct pm_process *self = pm_self();
+        if (self)
+            pm_add(&self->view.header->faults, 1);
+    }
+    return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 void pm_taint(CUstream stream) {
     struct pm_process *self = pm_self();
     struct pm_context *context = self ? pm_current(self) : NULL;

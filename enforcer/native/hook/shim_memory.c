@@ -102,17 +102,10 @@ PM_EXPORT CUresult cuMemFree(uint32_t at) {
 /* ---- stream-ordered ---------------------------------------------------------------------------------------------- */
 
 /* In a capture an allocation is a node of the graph and takes nothing yet. */
-static bool captured(CUstream stream) {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (pm_peek(&pm_captures) == 0 || !pm_need[PM_NEED_cuStreamIsCapturing])
-        return false;
-    return PM_NEED(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 #define ALLOC_ASYNC(name, null_is)                                                                                     \
     PM_EXPORT CUresult name(CUdeviceptr *at, size_t bytes, CUstream stream) {                                          \
         PM_MISSING(name);                                                                                              \
-        if (!at || captured(pm_stream(stream, null_is))) {                                                             \
+        if (!at || pm_capturing(pm_stream(stream, null_is))) {                                                         \
             pm_graph_memory_seen();                                                                                    \
             return PM_REAL(name)(at, bytes, stream);                                                                   \
         }                                                                                                              \
@@ -142,7 +135,7 @@ static uint32_t pool_device(CUmemoryPool pool) {
 #define ALLOC_FROM_POOL(name, null_is)                                                                                 \
     PM_EXPORT CUresult name(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream) {                       \
         PM_MISSING(name);                                                                                              \
-        if (!at || captured(pm_stream(stream, null_is))) {                                                             \
+        if (!at || pm_capturing(pm_stream(stream, null_is))) {                                                         \
             pm_graph_memory_seen();                                                                                    \
             return PM_REAL(name)(at, bytes, pool, stream);                                                             \
         }                                                                                                              \
@@ -160,7 +153,7 @@ ALLOC_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, PM_PER_THREAD)
 #define FREE_ASYNC(name, null_is)                                                                                      \
     PM_EXPORT CUresult name(CUdeviceptr at, CUstream stream) {                                                         \
         PM_MISSING(name);                                                                                              \
-        if (captured(pm_stream(stream, null_is)))                                                                      \
+        if (pm_capturing(pm_stream(stream, null_is)))                                                                  \
             return PM_REAL(name)(at, stream);                                                                          \
         struct pm_holding holding;                                                                                     \
         bool had = pm_holding_out(PM_HOLD_ADDRESS, at, &holding);                                                      \
