@@ -34,6 +34,12 @@ def overlap(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program(target, "thread", "claim", "shim_context", "shim_memory", "shim_module", "shim_limit", "shim_graph")
 
 
+@pytest.fixture(scope="module")
+def leaving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("leaving") / "leaving"
+    return program(target, "address,undefined", "claim", "shim_context", "shim_launch")
+
+
 @pytest.fixture
 def folder(tmp_path: Path, native: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An allocation of 12 MiB."""
@@ -97,6 +103,5 @@ def test_a_module_is_not_refused_where_neighbours_cannot_be_seen(overlap: Path, 
 
 
 @pytest.mark.parametrize("code", [0, 999])
-def test_a_launch_on_several_devices_goes_on_while_the_process_ends(tmp_path: Path, folder: Path, code: int) -> None:
-    built = program(tmp_path / "leaving", "address,undefined", "claim", "shim_context", "shim_launch")
-    assert run(built, folder, str(code)) == 719  # the driver's own answer
+def test_a_launch_on_several_devices_goes_on_while_the_process_ends(leaving: Path, folder: Path, code: int) -> None:
+    assert run(leaving, folder, str(code)) == 719  # the driver's own answer

@@ -44,8 +44,8 @@ bool pm_pointers_get(struct pm_pointers *table, enum pm_holding_class of, uint64
 /* Changes `uses` by `by`; at 0 takes it out. What was found is in `holding`, with the new `uses`. */
 bool pm_pointers_use(struct pm_pointers *table, enum pm_holding_class of, uint64_t key, int by,
                      struct pm_holding *holding);
-/* Takes out any holding with this `other`; false when none is left. */
-bool pm_pointers_take_any(struct pm_pointers *table, enum pm_holding_class of, uint64_t other,
+/* Takes out any holding with this `other`, going on from `*at`, which begins at 0; false when none is left. */
+bool pm_pointers_take_any(struct pm_pointers *table, enum pm_holding_class of, uint64_t other, size_t *at,
                           struct pm_holding *holding);
 
 /* The next holding from `*at` on, which begins at 0; false when there is none left. Others may come and go meanwhile.

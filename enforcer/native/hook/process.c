@@ -412,7 +412,8 @@ void pm_process_forget_context(struct pm_process *self, void *handle, bool destr
 void pm_process_forget_memory(struct pm_process *self, const void *handle) {
     struct pm_holding gone; /* physical memory belongs to no context: its `other` is 0 */
     for (int of = 0; handle && of < PM_HOLD_MEMORY; of++)
-        while (pm_pointers_take_any(self->pointers, (enum pm_holding_class)of, (uint64_t)(uintptr_t)handle, &gone))
+        for (size_t at = 0;
+             pm_pointers_take_any(self->pointers, (enum pm_holding_class)of, (uint64_t)(uintptr_t)handle, &at, &gone);)
             pm_process_give_back(self, gone.device, gone.kind, gone.bytes);
 }
 

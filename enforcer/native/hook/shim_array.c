@@ -206,7 +206,7 @@ MAP_ARRAY(cuMemMapArrayAsync_ptsz, PM_PER_THREAD)
 static void tiles_out(struct pm_uses *uses, uint64_t array) {
     struct pm_process *self = pm_self();
     struct pm_holding tile;
-    while (self && array && pm_pointers_take_any(self->pointers, PM_HOLD_TILE, array, &tile))
+    for (size_t at = 0; self && array && pm_pointers_take_any(self->pointers, PM_HOLD_TILE, array, &at, &tile);)
         pm_uses_add(uses, &tile, tile.bytes);
 }
 

@@ -115,7 +115,8 @@ LOAD(cuLibraryLoadFromFile, CUlibrary, cuLibraryUnload, 0,
         CUresult result = PM_REAL(name)(module);                                                                       \
         pm_holding_gone(had, PM_HOLD_MODULE, &holding, result);                                                        \
         struct pm_process *self = had && result == CUDA_SUCCESS ? pm_self() : NULL;                                    \
-        while (self && pm_pointers_take_any(self->pointers, PM_HOLD_GLOBAL, pm_key(module), &global))                  \
+        for (size_t at = 0;                                                                                            \
+             self && pm_pointers_take_any(self->pointers, PM_HOLD_GLOBAL, pm_key(module), &at, &global);)              \
             ;                                                                                                          \
         return result;                                                                                                 \
     }
