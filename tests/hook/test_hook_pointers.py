@@ -42,9 +42,7 @@ class Table:
         return self.found.bytes if self.library.pm_pointers_take(self.at, CLASS, ctypes.c_uint64(key), ctypes.byref(self.found)) else None
 
     def take_any(self, other: int, cursor: ctypes.c_size_t) -> tuple[int, int] | None:
-        found = self.library.pm_pointers_take_any(
-            self.at, CLASS, ctypes.c_uint64(other), ctypes.byref(cursor), ctypes.byref(self.found)
-        )
+        found = self.library.pm_pointers_take_any(self.at, CLASS, ctypes.c_uint64(other), ctypes.byref(cursor), ctypes.byref(self.found))
         return (self.found.key, self.found.bytes) if found else None
 
 
