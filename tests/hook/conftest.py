@@ -1,5 +1,6 @@
 """Native parts for the hook's tests, built once per run with the system's compiler from this tree; a simulated node to work on."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -44,6 +45,17 @@ ACCOUNTING = (
 PATHS_PROGRAM = Path(__file__).parent / "paths_program.py"
 DEVICE = "GPU-00000000-0000-0000-0000-000000000001"
 PRELUDE = "import ctypes, json, os, signal, sys, time\nfrom poolmeter.simulator.driver import Driver, DriverError\n"
+
+
+def cuda_include() -> Path:
+    """The folder of the cuda.h that the project is built with, or $POOLMETER_CUDA_INCLUDE; skips where there is none."""
+    package = importlib.util.find_spec("nvidia")
+    places = [Path(place) / "cu13" / "include" for place in (package.submodule_search_locations or [])] if package else []
+    named = os.environ.get("POOLMETER_CUDA_INCLUDE")
+    for folder in [*([Path(named)] if named else []), *places, Path("/usr/local/cuda-13.0/include"), Path("/usr/local/cuda/include")]:
+        if (folder / "cuda.h").exists():
+            return folder
+    pytest.skip("cuda.h is not on this machine: it comes with the build requirements")
 
 
 def build(target: Path, *sources: Path, flags: tuple[str, ...] = ()) -> Path:

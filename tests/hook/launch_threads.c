@@ -53,8 +53,10 @@ static void *churn(void *argument) {
         pm_add(&launched, 1);
         pm_process_keep_slot(self);
         pm_process_poll(self);
-        if (n % 8 == 0)
-            pm_process_forget_context(self, (void *)0x2000, true, true); /* and with it the memory */
+        if (n % 8 == 0) {
+            pm_process_forget_context(self, (void *)0x2000, true, true);
+            pm_process_forget_memory(self, (void *)0x2000);
+        }
         usleep(500);
     }
     return NULL;
@@ -108,6 +110,7 @@ int main(int argc, char **argv) {
         usleep(1000);
     pm_process_forget_context(self, (void *)0x1000, true, true);
     pm_process_forget_context(self, (void *)0x2000, true, true);
+    pm_process_forget_memory(self, (void *)0x2000);
     struct pm_counters *counters = pm_process_counters(self, 0);
     struct pm_bucket *bucket = self->limiters[0].bucket;
     printf("{\"launched\": %llu, \"counted\": %llu, \"pending_ns\": %lld, \"memory\": %llu, \"faults\": %llu, "

@@ -1,14 +1,13 @@
 """docs/reference/entry-points.md against both headers and against the hook: a function that is new in a header is noticed."""
 
 import importlib.util
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from .conftest import HOOK, ROOT
+from .conftest import HOOK, ROOT, cuda_include
 
 PAGE = ROOT / "docs" / "reference" / "entry-points.md"
 NEWEST = Path(__file__).parent / "cuda-13.5.txt"
@@ -31,13 +30,7 @@ def declared(include: Path) -> set[str]:
 
 def installed() -> set[str]:
     """Names of the header that the project is built with, or of the one in $POOLMETER_CUDA_INCLUDE."""
-    package = importlib.util.find_spec("nvidia")
-    places = [Path(place) / "cu13" / "include" for place in (package.submodule_search_locations or [])] if package else []
-    named = os.environ.get("POOLMETER_CUDA_INCLUDE")
-    for folder in [*([Path(named)] if named else []), *places, Path("/usr/local/cuda-13.0/include"), Path("/usr/local/cuda/include")]:
-        if (folder / "cuda.h").exists():
-            return declared(folder)
-    pytest.skip("cuda.h is not on this machine: it comes with the build requirements")
+    return declared(cuda_include())
 
 
 def newest() -> set[str]:

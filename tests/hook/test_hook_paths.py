@@ -266,6 +266,7 @@ def test_a_launch_on_several_devices_waits_for_each(bench: Callable[..., Bench])
 def test_a_context_on_a_part_of_the_processors_is_metered_and_limited(bench: Callable[..., Bench]) -> None:
     here = bench(memory=1024 * MIB, compute_ppm=500_000)
     answer = here.run("green", "30")
+    assert answer.pop("after") == 4 * MIB  # of the primary context, which lives on
     assert {name: result for name, result in answer.items() if result} == {}
     counters = here.counters()
     assert counters.launches == 30 and counters.throttle_waits > 0

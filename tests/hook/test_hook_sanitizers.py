@@ -57,6 +57,15 @@ def test_threads_launch_while_their_limit_changes(tmp_path: Path, sanitizer: str
     assert told["waits"] > 0 and told["balance"] == told["account"]
 
 
+def test_every_seat_of_a_process_shows_its_limit_and_the_busy_one_that_it_is_starved(tmp_path: Path) -> None:
+    program = sanitized(tmp_path / "seats", "seats.c", "thread")
+    soft, soft_second, first, second, left = json.loads(run(program, str(allocation(tmp_path)), seconds=60))
+    assert soft == soft_second == [200_000, 1, 7, 0]
+    assert first[:3] == second[:3] == [700_000, 0, 9]
+    assert second[3] == 1
+    assert left[0] == 5
+
+
 @pytest.mark.parametrize("devices", [1, 3])
 def test_no_page_ends_a_program(tmp_path: Path, devices: int, long_run: int) -> None:
     folder = allocation(tmp_path, devices)

@@ -5,14 +5,22 @@
  *   worker FOLDER RESULT MODE...
  *
  * RESULT is a file of two counters that outlive it: launches counted before, and after, each step. Modes:
+ *
  *   churn                       memory and launches for ever
+ *
  *   take BYTES                  one allocation; prints taken or denied; then waits for its standard input to end
+ *
  *   fork | clone | vfork        a child by that call; prints the slots of parent and child
+ *
  *   exit N                      N launches, then a normal exit
+ *
  *   fold-race                   attaches, prints ready, then sleeps
- *   initialiser                 is in the middle of starting: holds the fold lock and a claimed slot, prints ready,
- * sleeps torn                        launches counted and memory taken for each line read; prints what it has close
- * holds memory, closes all descriptors; each line read: goes on and prints its slot
+ *
+ *   initialiser                 in the middle of starting: holds the fold lock and a claimed slot, prints ready, sleeps
+ *
+ *   torn                        launches counted and memory taken for each line read; prints what it has
+ *
+ *   close                       holds memory, closes all descriptors; each line read: goes on and prints its slot
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -80,6 +80,17 @@ void pm_board_leave(struct pm_board *board, uint32_t seat) {
     }
 }
 
+bool pm_board_alone(const struct pm_board *board, uint64_t owner) {
+    bool there = false;
+    for (uint32_t i = 0; board && i < PM_BOARD_SEATS; i++) {
+        uint64_t found = pm_load(&board->seats[i].owner);
+        if (found && found != owner)
+            return false;
+        there |= found == owner;
+    }
+    return there;
+}
+
 void pm_board_busy(struct pm_board *board, uint32_t seat, uint64_t until_ns) {
     if (board && seat < PM_BOARD_SEATS)
         pm_store(&board->seats[seat].busy_until_ns, until_ns);
@@ -145,7 +156,10 @@ void pm_board_starved(struct pm_board *board, uint32_t seat, uint64_t until_ns) 
 }
 
 #define LATELY_NS 100000000u
-/* Seats are anybody's to write, so no more is believed of them than an enforcer can have granted. */
+/*
+ * Seats are anybody's to write, so no more is believed of one than an enforcer can have granted it; together they may
+ * have been granted many times the card.
+ */
 #define MOST_PPM 1000000u
 #define MOST_WEIGHT 10000u
 
@@ -183,7 +197,7 @@ void pm_board_survey(const struct pm_board *board, uint32_t seat, uint64_t now_n
         if (known < count || count == ALLOCATIONS)
             continue;
         seen[count++] = (uint32_t)owner;
-        found->limits_ppm = at_most(found->limits_ppm + at_most(pm_peek(&other->limit_ppm), MOST_PPM), MOST_PPM);
+        found->limits_ppm += at_most(pm_peek(&other->limit_ppm), MOST_PPM);
         found->soft_weights += soft ? at_most(pm_peek(&other->weight), MOST_WEIGHT) : 0;
     }
 }

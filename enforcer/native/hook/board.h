@@ -11,6 +11,8 @@ struct pm_board *pm_board_map(const char *path, const char *uuid);
 /* A seat for `owner` (never 0): a free one, or one whose owner has not been busy for a minute. */
 uint32_t pm_board_sit(struct pm_board *board, uint64_t owner);
 void pm_board_leave(struct pm_board *board, uint32_t seat);
+/* `owner` sits there, and nobody else. */
+bool pm_board_alone(const struct pm_board *board, uint64_t owner);
 /* The seat is busy until then. */
 void pm_board_busy(struct pm_board *board, uint32_t seat, uint64_t until_ns);
 /* Adds to the time for which the seat had work; `since_ns`: more is under way since then, 0: none is. */
@@ -26,8 +28,7 @@ struct pm_others {
 void pm_board_others(const struct pm_board *board, uint32_t seat, uint64_t now_ns, struct pm_others *others);
 /* What a limit looks at: the other allocations. */
 struct pm_neighbours {
-    uint64_t
-        limits_ppm; /* sum of the limits of those active of late, a whole card at most; without those that have none */
+    uint64_t limits_ppm;   /* sum of the limits of those active of late; without those that have none */
     uint64_t soft_weights; /* sum of the weights of the soft ones among them */
     bool active;           /* somebody was active within a second */
     bool owner_busy;       /* one that is not soft has work now */

@@ -34,7 +34,8 @@ void pm_charge_settled(struct pm_tracker *tracker, uint64_t estimate_ns) {
 }
 
 void pm_charge_true_up(struct pm_tracker *tracker) {
-    pm_limiter_true_up(tracker->limiter, tracker->owed_ns, pm_peek(&tracker->counters->pending_ns), pm_now_ns());
+    pm_limiter_true_up(tracker->limiter, tracker->seat, tracker->owed_ns, pm_peek(&tracker->counters->pending_ns),
+                       pm_now_ns());
     tracker->owed_ns = 0;
 }
 

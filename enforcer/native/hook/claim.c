@@ -1,5 +1,7 @@
 #include "claim.h"
 
+#include <stdlib.h>
+
 #include "memory.h"
 
 bool pm_claim_begin(struct pm_claim *claim, uint32_t device, uint32_t kind, uint64_t bytes) {
@@ -7,8 +9,11 @@ bool pm_claim_begin(struct pm_claim *claim, uint32_t device, uint32_t kind, uint
     struct pm_process *self = pm_self();
     if (!self || device == PM_NO_DEVICE)
         return true;
-    if (!pm_process_take(self, device, kind, bytes))
+    pm_process_change_begins(self, device);
+    if (!pm_process_take(self, device, kind, bytes)) {
+        pm_process_change_ends(self, device);
         return false;
+    }
     claim->self = self;
     return true;
 }
@@ -36,6 +41,7 @@ void pm_claim_undo(const struct pm_claim *claim, CUresult result) {
     pm_process_give_back(claim->self, claim->device, claim->kind, claim->bytes);
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
         pm_process_denied_by_card(claim->self, claim->device, claim->bytes);
+    pm_process_change_ends(claim->self, claim->device);
 }
 
 void pm_claim_end(const struct pm_claim *claim, CUresult result, enum pm_holding_class of, uint64_t key,
@@ -43,18 +49,24 @@ void pm_claim_end(const struct pm_claim *claim, CUresult result, enum pm_holding
     if (!claim->self)
         return;
     struct pm_holding holding = {key, claim->bytes, other, claim->device, (uint16_t)claim->kind, 1, 0};
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS) {
         pm_claim_undo(claim, result);
-    else if (claim->bytes && !pm_pointers_put(claim->self->pointers, of, &holding)) {
+        return;
+    }
+    if (claim->bytes && !pm_pointers_put(claim->self->pointers, of, &holding)) {
         /* it could never be given back by name, and would stay reserved for ever */
         pm_process_give_back(claim->self, claim->device, claim->kind, claim->bytes);
         pm_add(&pm_process_counters(claim->self, claim->device)->internal_faults, 1);
     }
+    pm_process_change_ends(claim->self, claim->device);
 }
 
 bool pm_holding_out(enum pm_holding_class of, uint64_t key, struct pm_holding *holding) {
     struct pm_process *self = pm_self();
-    return self && pm_pointers_take(self->pointers, of, key, holding);
+    bool had = self && pm_pointers_take(self->pointers, of, key, holding);
+    if (had)
+        pm_process_change_begins(self, holding->device);
+    return had;
 }
 
 void pm_holding_gone(bool had, enum pm_holding_class of, const struct pm_holding *holding, CUresult result) {
@@ -65,13 +77,60 @@ void pm_holding_gone(bool had, enum pm_holding_class of, const struct pm_holding
         pm_process_give_back(self, holding->device, holding->kind, holding->bytes);
     else
         pm_pointers_put(self->pointers, of, holding);
+    pm_process_change_ends(self, holding->device);
 }
 
-void pm_handle_unused(uint64_t handle) {
+bool pm_handle_out(uint64_t handle, struct pm_holding *holding) {
     struct pm_process *self = pm_self();
-    struct pm_holding holding;
-    if (self && pm_pointers_use(self->pointers, PM_HOLD_HANDLE, handle, -1, &holding) && holding.uses == 0)
-        pm_process_give_back(self, holding.device, holding.kind, holding.bytes);
+    bool had = self && pm_pointers_use(self->pointers, PM_HOLD_HANDLE, handle, -1, holding);
+    if (had)
+        pm_process_change_begins(self, holding->device);
+    return had;
+}
+
+void pm_handle_gone(bool had, const struct pm_holding *holding, CUresult result) {
+    struct pm_process *self = pm_self();
+    if (!had || !self)
+        return;
+    struct pm_holding memory = *holding;
+    memory.uses = 1;
+    if (result != CUDA_SUCCESS && holding->uses)
+        pm_pointers_use(self->pointers, PM_HOLD_HANDLE, holding->key, 1, &memory);
+    else if (result != CUDA_SUCCESS)
+        pm_pointers_put(self->pointers, PM_HOLD_HANDLE, &memory);
+    else if (holding->uses == 0)
+        pm_process_give_back(self, holding->device, holding->kind, holding->bytes);
+    pm_process_change_ends(self, holding->device);
+}
+
+struct pm_use {
+    struct pm_holding use, memory;
+    bool had;
+};
+
+void pm_uses_add(struct pm_uses *uses, const struct pm_holding *use, uint64_t handle) {
+    struct pm_use one = {.use = *use};
+    one.had = pm_handle_out(handle, &one.memory);
+    if ((uses->count & (uses->count - 1)) == 0) {
+        struct pm_use *list = realloc(uses->list, (uses->count ? 2 * uses->count : 1) * sizeof *list);
+        if (!list) { /* it cannot be remembered, so it ends now */
+            pm_handle_gone(one.had, &one.memory, CUDA_SUCCESS);
+            return;
+        }
+        uses->list = list;
+    }
+    uses->list[uses->count++] = one;
+}
+
+void pm_uses_gone(struct pm_uses *uses, enum pm_holding_class of, CUresult result) {
+    struct pm_process *self = pm_self();
+    while (uses->count > 0) { /* the last first: several may be of the same memory */
+        const struct pm_use *one = &uses->list[--uses->count];
+        if (self && result != CUDA_SUCCESS)
+            pm_pointers_put(self->pointers, of, &one->use);
+        pm_handle_gone(one->had, &one->memory, result);
+    }
+    free(uses->list);
 }
 
 uint64_t pm_this_context(void) {
@@ -79,4 +138,11 @@ uint64_t pm_this_context(void) {
     if (pm_need[PM_NEED_cuCtxGetCurrent])
         PM_NEED(cuCtxGetCurrent)(&handle);
     return pm_key(handle);
+}
+
+uint64_t pm_memory_context(void) {
+    struct pm_process *self = pm_self();
+    struct pm_holding green;
+    uint64_t current = pm_this_context();
+    return self && pm_pointers_get(self->pointers, PM_HOLD_GREEN, current, &green) ? green.other : current;
 }

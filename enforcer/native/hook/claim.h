@@ -8,6 +8,17 @@
     if (!pm_ready() || !pm_real[PM_HOOK_##name])                                                                       \
     return CUDA_ERROR_NOT_FOUND
 
+/* The shim of other work than a launch, that goes into `queue`; and both variants of one that names its `stream`. */
+#define PM_TAINTING(name, queue, params, ...)                                                                          \
+    PM_EXPORT CUresult name params {                                                                                   \
+        PM_MISSING(name);                                                                                              \
+        pm_taint(queue);                                                                                               \
+        return ((CUresult(*) params)pm_real[PM_HOOK_##name])(__VA_ARGS__);                                             \
+    }
+#define PM_TAINTING_STREAM(name, params, ...)                                                                          \
+    PM_TAINTING(name, pm_stream(stream, PM_LEGACY), params, __VA_ARGS__)                                               \
+    PM_TAINTING(name##_ptsz, pm_stream(stream, PM_PER_THREAD), params, __VA_ARGS__)
+
 /* Without `self` it is not accounted. */
 struct pm_claim {
     struct pm_process *self;
@@ -28,15 +39,28 @@ void pm_claim_undo(const struct pm_claim *claim, CUresult result);
 void pm_claim_end(const struct pm_claim *claim, CUresult result, enum pm_holding_class of, uint64_t key,
                   uint64_t other);
 
-/* Takes the holding out before the driver frees: afterwards the key may be another thread's new allocation. */
+/* Memory that is held: takes the holding out before the driver frees: afterwards the key may be another thread's new
+ * allocation. */
 bool pm_holding_out(enum pm_holding_class of, uint64_t key, struct pm_holding *holding);
 /* Gives it back, or puts it back when the driver did not free. */
 void pm_holding_gone(bool had, enum pm_holding_class of, const struct pm_holding *holding, CUresult result);
-/* One use less of physical memory, which goes with its last handle and mapping. */
-void pm_handle_unused(uint64_t handle);
+/* The same for one use of physical memory, which goes with its last handle and mapping. */
+bool pm_handle_out(uint64_t handle, struct pm_holding *holding);
+void pm_handle_gone(bool had, const struct pm_holding *holding, CUresult result);
+
+/* Mappings, or tiles of arrays, that a call is about to end, and with each a use of its memory. Begins as {0}. */
+struct pm_uses {
+    struct pm_use *list;
+    size_t count;
+};
+void pm_uses_add(struct pm_uses *uses, const struct pm_holding *use, uint64_t handle);
+void pm_uses_gone(struct pm_uses *uses, enum pm_holding_class of, CUresult result);
 
 /* The current context; 0: none. */
 uint64_t pm_this_context(void);
+/* The one that memory allocated now goes away with: the primary one where a green context is current, for cuda.h calls
+ * that "a normal primary context but with the resources of the specified green context". */
+uint64_t pm_memory_context(void);
 
 static inline uint64_t pm_key(const void *handle) {
     return (uint64_t)(uintptr_t)handle;

@@ -10,17 +10,10 @@ static uint64_t length_class(uint64_t bytes) {
     return (uint64_t)top << 3 | (bytes >> (top - 3) & 7);
 }
 
-static bool capturing(CUstream stream) {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (pm_peek(&pm_captures) == 0 || !pm_need[PM_NEED_cuStreamIsCapturing])
-        return false;
-    return PM_NEED(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 void pm_copy_begin(struct pm_copy *copy, CUstream stream, bool waits) {
     *copy = (struct pm_copy){.stream = stream};
     struct pm_process *self = pm_self();
-    if (!self || (!waits && capturing(stream)))
+    if (!self || (!waits && pm_capturing(stream)))
         return;
     copy->context = pm_current(self);
     if (copy->context)

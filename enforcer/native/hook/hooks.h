@@ -285,7 +285,6 @@
     X(cuEventQuery)                                                                                                    \
     X(cuEventElapsedTime)                                                                                              \
     X(cuFuncGetName)                                                                                                   \
-    X(cuMemPoolGetAttribute)                                                                                           \
     X(cuPointerGetAttribute)                                                                                           \
     X(cuArray3DGetDescriptor_v2)                                                                                       \
     X(cuArrayGetMemoryRequirements)                                                                                    \

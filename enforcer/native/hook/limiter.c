@@ -21,8 +21,8 @@
 #define STARVED_FOR_NS 3000000000u
 #define REFILL_NS 5000000u
 
-void pm_limiter_present(struct pm_limiter *limiter) {
-    pm_board_present(limiter->board, limiter->seat, pm_peek(&limiter->limit_ppm), pm_peek(&limiter->soft),
+void pm_limiter_present(const struct pm_limiter *limiter, uint32_t seat) {
+    pm_board_present(limiter->board, seat, pm_peek(&limiter->limit_ppm), pm_peek(&limiter->soft),
                      pm_peek(&limiter->weight));
 }
 
@@ -35,7 +35,7 @@ void pm_limiter_set(struct pm_limiter *limiter, uint64_t generation, uint64_t li
     pm_poke(&limiter->suspended, suspended);
     pm_poke(&limiter->surveyed_ns, 0);
     pm_poke(&limiter->active, suspended || soft || pm_bucket_limits(limit_ppm));
-    pm_limiter_present(limiter);
+    pm_limiter_present(limiter, limiter->seat);
 }
 
 /*
@@ -66,20 +66,26 @@ static void survey(struct pm_limiter *limiter, uint64_t now, uint64_t period) {
     pm_poke(&limiter->surveyed_ns, now);
 }
 
-void pm_limiter_true_up(struct pm_limiter *limiter, int64_t ns, uint64_t pending_ns, uint64_t now_ns) {
-    if (!limiter || !pm_peek(&limiter->active))
-        return;
-    if (ns)
-        pm_bucket_take(limiter->bucket, ns);
-    if (pending_ns == 0)
-        pm_poke(&limiter->idle_ns, now_ns);
+static void look(struct pm_limiter *limiter, uint64_t now_ns) {
     if (now_ns - pm_peek(&limiter->looked_ns) < REFILL_NS || pm_peek(&limiter->soft))
         return;
     pm_poke(&limiter->looked_ns, now_ns);
     survey(limiter, now_ns, SURVEY_NS);
     bool full = pm_bucket_refill(limiter->bucket, pm_peek(&limiter->rate_ppm), now_ns, PM_BURST_NS) >= PM_BURST_NS;
     if (full && now_ns - pm_peek(&limiter->idle_ns) > STARVED_AFTER_NS)
-        pm_board_starved(limiter->board, limiter->seat, now_ns + STARVED_FOR_NS);
+        pm_poke(&limiter->starved_until_ns, now_ns + STARVED_FOR_NS);
+}
+
+void pm_limiter_true_up(struct pm_limiter *limiter, uint32_t seat, int64_t ns, uint64_t pending_ns, uint64_t now_ns) {
+    if (!limiter || !pm_peek(&limiter->active))
+        return;
+    if (ns)
+        pm_bucket_take(limiter->bucket, ns);
+    if (pending_ns == 0)
+        pm_poke(&limiter->idle_ns, now_ns);
+    look(limiter, now_ns);
+    if (pm_peek(&limiter->starved_until_ns) > now_ns)
+        pm_board_starved(limiter->board, seat, pm_peek(&limiter->starved_until_ns));
 }
 
 /* Launches of a kind that wait for the first one's measurement. */

@@ -36,14 +36,15 @@ struct pm_limiter {
     uint32_t spare2;
     uint64_t looked_ns;
     uint64_t idle_ns; /* when this process last had nothing under way */
+    uint64_t starved_until_ns;
 };
 
 /* The grant says so now. `generation`: of the grant. */
 void pm_limiter_set(struct pm_limiter *limiter, uint64_t generation, uint64_t limit_ppm, bool soft, uint64_t weight,
                     bool suspended);
 
-/* Lets other allocations know of the limit. */
-void pm_limiter_present(struct pm_limiter *limiter);
+/* Lets other allocations know of the limit, at a seat of this process. */
+void pm_limiter_present(const struct pm_limiter *limiter, uint32_t seat);
 
 /*
  * Launches took a stream's open work from `before_ns` to `after_ns` of estimates. The shared line is touched once for
@@ -60,8 +61,9 @@ static inline void pm_limiter_ended(struct pm_limiter *limiter, uint64_t estimat
         pm_bucket_take(limiter->bucket, (int64_t)(estimate_ns % PM_FLUSH_NS));
 }
 
-/* Settling found this much more (less: negative) than was estimated; `pending_ns` is still under way. */
-void pm_limiter_true_up(struct pm_limiter *limiter, int64_t ns, uint64_t pending_ns, uint64_t now_ns);
+/* Settling found this much more (less: negative) than was estimated; `pending_ns` is still under way. `seat`: whose
+ * work it is. */
+void pm_limiter_true_up(struct pm_limiter *limiter, uint32_t seat, int64_t ns, uint64_t pending_ns, uint64_t now_ns);
 
 /* Estimates that may go into a stream before they are measured: what cannot be called back is kept short where others
  * come first. */

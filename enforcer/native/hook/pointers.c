@@ -123,18 +123,22 @@ bool pm_pointers_get(struct pm_pointers *table, enum pm_holding_class of, uint64
     return pm_pointers_use(table, of, key, 0, holding);
 }
 
-bool pm_pointers_take_any(struct pm_pointers *table, enum pm_holding_class of, uint64_t other,
+bool pm_pointers_take_any(struct pm_pointers *table, enum pm_holding_class of, uint64_t other, size_t *at,
                           struct pm_holding *holding) {
-    for (unsigned s = 0; table && s < SHARDS; s++) {
+    /* `*at` is shard << 32 | place; what is left may have moved to before it, so a shard is left after a whole round */
+    for (size_t s = *at >> 32; table && s < SHARDS; s++, *at = s << 32) {
         struct shard *shard = &table->shards[of][s];
         bool found = false;
         pthread_mutex_lock(&shard->lock);
-        for (uint32_t i = 0; i < shard->capacity && !found; i++)
+        for (uint32_t n = 0; n < shard->capacity && !found; n++) {
+            uint32_t i = ((uint32_t)*at + n) % shard->capacity;
             if (shard->entries[i].key && shard->entries[i].other == other) {
                 *holding = shard->entries[i];
+                *at = s << 32 | i;
                 erase(shard, &shard->entries[i]);
                 found = true;
             }
+        }
         pthread_mutex_unlock(&shard->lock);
         if (found)
             return true;

@@ -28,7 +28,8 @@ enum pm_holding_class {
     PM_HOLD_TILE, /* a part of an array on physical memory, whose handle is in `bytes`; `other` is the array */
     PM_HOLD_POOL,
     PM_HOLD_GLOBAL,
-    PM_HOLD_EXEC, /* executable graphs that allocate: `bytes` is the least that a launch needs */
+    PM_HOLD_EXEC,  /* executable graphs that allocate: `bytes` is the least that a launch needs */
+    PM_HOLD_GREEN, /* contexts on a part of the processors: `other` is the primary context, `device` its ordinal */
     PM_HOLD_CLASSES
 };
 
@@ -43,8 +44,8 @@ bool pm_pointers_get(struct pm_pointers *table, enum pm_holding_class of, uint64
 /* Changes `uses` by `by`; at 0 takes it out. What was found is in `holding`, with the new `uses`. */
 bool pm_pointers_use(struct pm_pointers *table, enum pm_holding_class of, uint64_t key, int by,
                      struct pm_holding *holding);
-/* Takes out any holding with this `other`; false when none is left. */
-bool pm_pointers_take_any(struct pm_pointers *table, enum pm_holding_class of, uint64_t other,
+/* Takes out any holding with this `other`, going on from `*at`, which begins at 0; false when none is left. */
+bool pm_pointers_take_any(struct pm_pointers *table, enum pm_holding_class of, uint64_t other, size_t *at,
                           struct pm_holding *holding);
 
 /* The next holding from `*at` on, which begins at 0; false when there is none left. Others may come and go meanwhile.

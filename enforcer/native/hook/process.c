@@ -85,6 +85,15 @@ static uint64_t hash_text(const char *text) {
     return hash ? hash : 1;
 }
 
+/* Its low half is the allocation's, whose processes differ in the high one. */
+static uint64_t owner_of(const struct pm_process *self) {
+    return hash_text(self->folder) ^ (uint64_t)getpid() << 32;
+}
+
+bool pm_process_alone(const struct pm_process *self, uint32_t device) {
+    return pm_board_alone(self->boards[device], owner_of(self));
+}
+
 static void refresh_limits(struct pm_process *self) {
     if (pm_guard_torn() & PM_TORN_GRANT) { /* what it said last holds */
         pm_store(&self->grant_generation, pm_load(&self->grant->generation));
@@ -111,6 +120,8 @@ static void refresh_limits(struct pm_process *self) {
             pm_poke(&self->limits[d].charge_copies, limits.charge_copies);
             pm_poke(&self->limits[d].listed, limits.listed);
         }
+        for (uint32_t i = 0; i < self->context_count; i++)
+            pm_limiter_present(&self->limiters[self->contexts[i]->device], self->contexts[i]->own_seat);
         pm_store(&self->grant_generation, copy->generation);
     }
     free(copy);
@@ -122,10 +133,10 @@ static void map_boards(struct pm_process *self, bool own_folder) {
         snprintf(path, sizeof path, own_folder ? "%s/devices/%s" : "%s/../../devices/%s", self->folder, self->uuids[d]);
         self->boards[d] = strchr(self->uuids[d], '/') ? NULL : pm_board_map(path, self->uuids[d]);
         pm_guard_add(self->boards[d], sizeof(struct pm_board), PM_TORN_BOARD);
-        self->seats[d] = pm_board_sit(self->boards[d], hash_text(self->folder) ^ (uint64_t)getpid() << 32);
+        self->seats[d] = pm_board_sit(self->boards[d], owner_of(self));
         self->limiters[d].board = self->boards[d];
         self->limiters[d].seat = self->seats[d];
-        pm_limiter_present(&self->limiters[d]);
+        pm_limiter_present(&self->limiters[d], self->seats[d]);
     }
 }
 
@@ -327,12 +338,10 @@ static void seat_apart(struct pm_process *self, struct pm_context *context) {
             self->contexts[i] == context || !pm_load(&self->contexts[i]->handle) || self->contexts[i]->device != device;
     if (first)
         return;
-    context->own_seat = pm_board_sit(self->boards[device], hash_text(self->folder) ^ (uint64_t)getpid() << 32);
+    context->own_seat = pm_board_sit(self->boards[device], owner_of(self));
     if (context->own_seat == PM_NO_SEAT)
         return;
-    const struct pm_limiter *limiter = &self->limiters[device];
-    pm_board_present(self->boards[device], context->own_seat, pm_peek(&limiter->limit_ppm), pm_peek(&limiter->soft),
-                     pm_peek(&limiter->weight));
+    pm_limiter_present(&self->limiters[device], context->own_seat);
     context->tracker.seat = context->own_seat;
 }
 
@@ -379,7 +388,7 @@ struct pm_context *pm_process_context(struct pm_process *self, void *handle, uin
     return found;
 }
 
-void pm_process_forget_context(struct pm_process *self, void *handle, bool destroy_events, bool memory) {
+void pm_process_forget_context(struct pm_process *self, void *handle, bool destroy_events, bool gone) {
     pthread_mutex_lock(&self->lock);
     struct pm_context *found = NULL;
     for (uint32_t i = 0; i < self->context_count; i++)
@@ -390,15 +399,21 @@ void pm_process_forget_context(struct pm_process *self, void *handle, bool destr
     pthread_mutex_unlock(&self->lock);
     if (found) {
         pm_tracker_finish(&found->tracker, true, destroy_events);
-        if (memory) {
+        if (gone) { /* nobody presents a limit at a seat that may be another's */
+            pthread_mutex_lock(&self->lock);
             pm_board_leave(self->boards[found->device], found->own_seat);
             found->own_seat = PM_NO_SEAT;
             pm_store(&found->handle, NULL);
+            pthread_mutex_unlock(&self->lock);
         }
     }
+}
+
+void pm_process_forget_memory(struct pm_process *self, const void *handle) {
     struct pm_holding gone; /* physical memory belongs to no context: its `other` is 0 */
-    for (int of = 0; memory && handle && of < PM_HOLD_MEMORY; of++)
-        while (pm_pointers_take_any(self->pointers, (enum pm_holding_class)of, (uint64_t)(uintptr_t)handle, &gone))
+    for (int of = 0; handle && of < PM_HOLD_MEMORY; of++)
+        for (size_t at = 0;
+             pm_pointers_take_any(self->pointers, (enum pm_holding_class)of, (uint64_t)(uintptr_t)handle, &at, &gone);)
             pm_process_give_back(self, gone.device, gone.kind, gone.bytes);
 }
 

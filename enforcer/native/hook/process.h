@@ -57,8 +57,10 @@ struct pm_process {
     uint32_t told_torn;
     struct pm_estimates *estimates;
     struct pm_pointers *pointers;
-    uint64_t graph_bytes[PM_MAX_DEVICES]; /* what the driver keeps for graphs here; changed under memory_lock */
-    uint32_t graphs_allocate;             /* a graph with memory nodes was made: launches of graphs look */
+    uint64_t graph_bytes[PM_MAX_DEVICES];   /* what the driver keeps for graphs here; changed under memory_lock */
+    uint32_t graphs_allocate;               /* a graph with memory nodes was made: launches of graphs look */
+    uint64_t changes_begun[PM_MAX_DEVICES]; /* calls that take or give back memory of the device; only grow */
+    uint64_t changes_ended[PM_MAX_DEVICES];
     char folder[256];
 };
 
@@ -94,6 +96,11 @@ void pm_process_give_back(struct pm_process *self, uint32_t device, uint32_t kin
 void pm_process_settle_graph_memory(struct pm_process *self, uint32_t device, uint64_t bytes);
 /* At least so much is about to be kept for graphs; false: over the limit. */
 bool pm_process_reserve_graph_memory(struct pm_process *self, uint32_t device, uint64_t bytes);
+/* Between the two the account and the card may say different things of the device's memory. PM_NO_DEVICE: nothing. */
+void pm_process_change_begins(struct pm_process *self, uint32_t device);
+void pm_process_change_ends(struct pm_process *self, uint32_t device);
+/* No other process that the hook is in has anything to do with the device, as far as can be seen. */
+bool pm_process_alone(const struct pm_process *self, uint32_t device);
 /* The card itself had no room. */
 void pm_process_denied_by_card(struct pm_process *self, uint32_t device, uint64_t bytes);
 
@@ -104,8 +111,10 @@ static inline struct pm_counters *pm_process_counters(struct pm_process *self, u
 /* The context's state, made when new; NULL when there is no room or the device is not granted. */
 struct pm_context *pm_process_context(struct pm_process *self, void *handle, uint32_t device,
                                       const struct pm_driver *driver);
-/* The context is about to go, or may be: charge and forget its events. `memory`: what it held goes with it. */
-void pm_process_forget_context(struct pm_process *self, void *handle, bool destroy_events, bool memory);
+/* The context is about to go (`gone`), or may be: charge and forget its events. */
+void pm_process_forget_context(struct pm_process *self, void *handle, bool destroy_events, bool gone);
+/* The memory that belongs to the context goes with it. */
+void pm_process_forget_memory(struct pm_process *self, const void *handle);
 /* Sees to it that the slot is still ours: a program that closes all descriptors closes the one that holds its lock. */
 void pm_process_keep_slot(struct pm_process *self);
 /* Charges what has passed in all contexts. */

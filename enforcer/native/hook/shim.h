@@ -47,8 +47,6 @@ struct pm_context *pm_current(struct pm_process *self);
 uint32_t pm_device_of(struct pm_process *self, CUdevice ordinal);
 /* Meter index of the current context's device; PM_NO_DEVICE: none. */
 uint32_t pm_current_device(struct pm_process *self);
-/* Whether the driver told us what we asked; counts when it did not. */
-bool pm_told(struct pm_process *self, CUresult result);
 
 /* NULL by the name it has in this variant of a call. */
 static inline CUstream pm_stream(CUstream stream, enum pm_default_stream null_is) {
@@ -60,6 +58,9 @@ static inline uint64_t pm_lane_key(CUstream stream) {
     uint64_t key = pm_mix(17, (uint64_t)(uintptr_t)stream);
     return stream == (CUstream)PM_PER_THREAD ? pm_mix(key, (uint64_t)(uintptr_t)&of_this_thread) | 1 : key | 1;
 }
+
+/* What goes into the stream becomes part of a graph, and runs later; also where the driver does not say. */
+bool pm_capturing(CUstream stream);
 
 /* Other work than a launch went into the stream. */
 void pm_taint(CUstream stream);

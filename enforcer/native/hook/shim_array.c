@@ -74,7 +74,7 @@ static bool begin(struct pm_claim *claim, const CUDA_ARRAY3D_DESCRIPTOR *of, uns
 }
 
 static CUresult end(struct pm_claim *claim, CUresult result, const void *array) {
-    pm_claim_end(claim, result, PM_HOLD_ARRAY, result == CUDA_SUCCESS ? pm_key(array) : 0, pm_this_context());
+    pm_claim_end(claim, result, PM_HOLD_ARRAY, result == CUDA_SUCCESS ? pm_key(array) : 0, pm_memory_context());
     return result;
 }
 
@@ -164,57 +164,63 @@ static uint64_t tile_key(const CUarrayMapInfo *map, uint64_t array) {
     return pm_mix(key, map->subresource.miptail.offset ^ (uint64_t)map->subresource.miptail.layer << 40) | 1;
 }
 
-static void tile_gone(struct pm_process *self, uint64_t key) {
+static uint64_t array_of(const CUarrayMapInfo *map) {
+    return map->resourceType == CU_RESOURCE_TYPE_ARRAY ? pm_key(map->resource.array) : pm_key(map->resource.mipmap);
+}
+
+static void tile_out(struct pm_uses *uses, uint64_t key) {
+    struct pm_process *self = pm_self();
     struct pm_holding tile;
-    if (pm_pointers_take(self->pointers, PM_HOLD_TILE, key, &tile))
-        pm_handle_unused(tile.bytes);
+    if (self && pm_pointers_take(self->pointers, PM_HOLD_TILE, key, &tile))
+        pm_uses_add(uses, &tile, tile.bytes);
 }
 
 /* A part of an array keeps the memory that it is mapped to, as a mapping of addresses does. */
-static void remember_tiles(const CUarrayMapInfo *maps, unsigned count) {
+static void tile_in(struct pm_uses *uses, const CUarrayMapInfo *map) {
     struct pm_process *self = pm_self();
-    for (unsigned i = 0; self && maps && i < count; i++) {
-        const CUarrayMapInfo *map = &maps[i];
-        uint64_t array =
-            map->resourceType == CU_RESOURCE_TYPE_ARRAY ? pm_key(map->resource.array) : pm_key(map->resource.mipmap);
-        uint64_t key = tile_key(map, array), handle = map->memHandle.memHandle;
-        struct pm_holding memory, tile = {.key = key, .bytes = handle, .other = array, .uses = 1};
-        bool maps_memory = map->memOperationType == CU_MEM_OPERATION_TYPE_MAP;
-        bool known = maps_memory && pm_pointers_use(self->pointers, PM_HOLD_HANDLE, handle, 1, &memory);
-        tile_gone(self, key);
-        if (known && !pm_pointers_put(self->pointers, PM_HOLD_TILE, &tile))
-            pm_handle_unused(handle);
-    }
+    uint64_t key = tile_key(map, array_of(map)), handle = map->memHandle.memHandle;
+    struct pm_holding memory, tile = {.key = key, .bytes = handle, .other = array_of(map), .uses = 1};
+    bool maps_memory = map->memOperationType == CU_MEM_OPERATION_TYPE_MAP;
+    bool known = self && maps_memory && pm_pointers_use(self->pointers, PM_HOLD_HANDLE, handle, 1, &memory);
+    tile_out(uses, key); /* one call may map a part twice */
+    if (known && !pm_pointers_put(self->pointers, PM_HOLD_TILE, &tile))
+        pm_uses_add(uses, &tile, handle);
 }
 
 #define MAP_ARRAY(name, null_is)                                                                                       \
     PM_EXPORT CUresult name(CUarrayMapInfo *maps, unsigned count, CUstream stream) {                                   \
         PM_MISSING(name);                                                                                              \
+        struct pm_uses uses = {0};                                                                                     \
+        for (unsigned i = 0; maps && i < count; i++)                                                                   \
+            tile_out(&uses, tile_key(&maps[i], array_of(&maps[i])));                                                   \
         pm_taint(pm_stream(stream, null_is));                                                                          \
         CUresult result = PM_REAL(name)(maps, count, stream);                                                          \
-        if (result == CUDA_SUCCESS)                                                                                    \
-            remember_tiles(maps, count);                                                                               \
+        for (unsigned i = 0; result == CUDA_SUCCESS && maps && i < count; i++)                                         \
+            tile_in(&uses, &maps[i]);                                                                                  \
+        pm_uses_gone(&uses, PM_HOLD_TILE, result);                                                                     \
         return result;                                                                                                 \
     }
 MAP_ARRAY(cuMemMapArrayAsync, PM_LEGACY)
 MAP_ARRAY(cuMemMapArrayAsync_ptsz, PM_PER_THREAD)
 
-static void tiles_gone(uint64_t array) {
+static void tiles_out(struct pm_uses *uses, uint64_t array) {
     struct pm_process *self = pm_self();
     struct pm_holding tile;
-    while (self && array && pm_pointers_take_any(self->pointers, PM_HOLD_TILE, array, &tile))
-        pm_handle_unused(tile.bytes);
+    for (size_t at = 0; self && array && pm_pointers_take_any(self->pointers, PM_HOLD_TILE, array, &at, &tile);)
+        pm_uses_add(uses, &tile, tile.bytes);
 }
 
 #define DESTROY(name, type)                                                                                            \
     PM_EXPORT CUresult name(type array) {                                                                              \
         PM_MISSING(name);                                                                                              \
         struct pm_holding holding;                                                                                     \
+        struct pm_uses uses = {0};                                                                                     \
         bool had = pm_holding_out(PM_HOLD_ARRAY, pm_key(array), &holding);                                             \
+        if (!had)                                                                                                      \
+            tiles_out(&uses, pm_key(array));                                                                           \
         CUresult result = PM_REAL(name)(array);                                                                        \
         pm_holding_gone(had, PM_HOLD_ARRAY, &holding, result);                                                         \
-        if (result == CUDA_SUCCESS && !had)                                                                            \
-            tiles_gone(pm_key(array));                                                                                 \
+        pm_uses_gone(&uses, PM_HOLD_TILE, result);                                                                     \
         return result;                                                                                                 \
     }
 DESTROY(cuArrayDestroy, CUarray)

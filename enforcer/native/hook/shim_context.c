@@ -1,4 +1,4 @@
-#include "shim.h"
+#include "claim.h"
 
 #include <string.h>
 
@@ -54,12 +54,6 @@ static void not_told(struct pm_process *self, CUresult result) {
         result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED &&
         result != CUDA_ERROR_INVALID_DEVICE)
         pm_add(&self->view.header->faults, 1);
-}
-
-bool pm_told(struct pm_process *self, CUresult result) {
-    if (result != CUDA_SUCCESS)
-        not_told(self, result);
-    return result == CUDA_SUCCESS;
 }
 
 uint32_t pm_device_of(struct pm_process *self, CUdevice ordinal) {
@@ -152,6 +146,20 @@ PM_HOT struct pm_context *pm_current(struct pm_process *self) {
     return context;
 }
 
+bool pm_capturing(CUstream stream) {
+    if (pm_peek(&pm_captures) == 0 || !pm_need[PM_NEED_cuStreamIsCapturing])
+        return false;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = PM_NEED(cuStreamIsCapturing)(stream, &status);
+    if (result != CUDA_SUCCESS &&
+        (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)) {
+        struct pm_process *self = pm_self();
+        if (self)
+            pm_add(&self->view.header->faults, 1);
+    }
+    return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 void pm_taint(CUstream stream) {
     struct pm_process *self = pm_self();
     struct pm_context *context = self ? pm_current(self) : NULL;
@@ -196,53 +204,77 @@ PM_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int versi
 /* ---- contexts ---------------------------------------------------------------------------------------------------- */
 
 #define REFUSED CUDA_ERROR_DEVICE_UNAVAILABLE
-#define NEED_REAL(name)                                                                                                \
-    if (!pm_ready() || !pm_real[PM_HOOK_##name])                                                                       \
-    return CUDA_ERROR_NOT_FOUND
+
+/* A context comes or goes, and memory of the device with it: begins the change and says which device. */
+static uint32_t change_begins(struct pm_process *self, CUdevice ordinal) {
+    uint32_t device = self ? pm_device_of(self, ordinal) : PM_NO_DEVICE;
+    pm_process_change_begins(self, device);
+    return device;
+}
+
+#define CREATES(name, device, primary, ...)                                                                            \
+    PM_MISSING(name);                                                                                                  \
+    if (device_refused(device, primary))                                                                               \
+        return REFUSED;                                                                                                \
+    struct pm_process *self = pm_self();                                                                               \
+    uint32_t index = change_begins(self, device);                                                                      \
+    CUresult result = PM_REAL(name)(__VA_ARGS__);                                                                      \
+    pm_process_change_ends(self, index);                                                                               \
+    return result
 
 PM_EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
-    NEED_REAL(cuCtxCreate);
-    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate)(context, flags, device);
+    CREATES(cuCtxCreate, device, false, context, flags, device);
 }
 
 PM_EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
-    NEED_REAL(cuCtxCreate_v2);
-    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate_v2)(context, flags, device);
+    CREATES(cuCtxCreate_v2, device, false, context, flags, device);
 }
 
 PM_EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags,
                                   CUdevice device) {
-    NEED_REAL(cuCtxCreate_v3);
-    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate_v3)(context, params, count, flags, device);
+    CREATES(cuCtxCreate_v3, device, false, context, params, count, flags, device);
 }
 
 PM_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags, CUdevice device) {
-    NEED_REAL(cuCtxCreate_v4);
-    return device_refused(device, false) ? REFUSED : PM_REAL(cuCtxCreate_v4)(context, params, flags, device);
+    CREATES(cuCtxCreate_v4, device, false, context, params, flags, device);
 }
 
 PM_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
-    NEED_REAL(cuDevicePrimaryCtxRetain);
-    return device_refused(device, true) ? REFUSED : PM_REAL(cuDevicePrimaryCtxRetain)(context, device);
+    CREATES(cuDevicePrimaryCtxRetain, device, true, context, device);
 }
 
 /* Before the context goes: afterwards its events are gone as well, and asking about them is undefined. */
-static void context_goes(CUcontext handle, bool destroy_events, bool memory) {
+static void context_goes(CUcontext handle, bool destroy_events, bool gone) {
     struct pm_process *self = pm_self();
-    if (self && handle)
-        pm_process_forget_context(self, handle, destroy_events && pm_peek(&pm_captures) == 0, memory);
+    if (!self || !handle)
+        return;
+    pm_process_forget_context(self, handle, destroy_events && pm_peek(&pm_captures) == 0, gone);
+    if (gone)
+        pm_process_forget_memory(self, handle);
+}
+
+static CUresult context_destroy(CUresult (*destroy)(CUcontext), CUcontext context) {
+    struct pm_process *self = pm_self();
+    uint32_t device = PM_NO_DEVICE;
+    if (self && context && context_enter(context) == 0) {
+        device = pm_current_device(self);
+        context_leave();
+    }
+    pm_process_change_begins(self, device);
+    context_goes(context, false, true);
+    CUresult result = destroy(context);
+    pm_process_change_ends(self, device);
+    return result;
 }
 
 PM_EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
-    NEED_REAL(cuCtxDestroy_v2);
-    context_goes(context, false, true);
-    return PM_REAL(cuCtxDestroy_v2)(context);
+    PM_MISSING(cuCtxDestroy_v2);
+    return context_destroy(PM_REAL(cuCtxDestroy_v2), context);
 }
 
 PM_EXPORT CUresult cuCtxDestroy(CUcontext context) {
-    NEED_REAL(cuCtxDestroy);
-    context_goes(context, false, true);
-    return PM_REAL(cuCtxDestroy)(context);
+    PM_MISSING(cuCtxDestroy);
+    return context_destroy(PM_REAL(cuCtxDestroy), context);
 }
 
 /* The handle of a primary context that is active; asking creates none. */
@@ -267,59 +299,112 @@ static CUcontext primary_of(CUdevice device) {
     return handle;
 }
 
-static CUresult primary_release(CUresult (*release)(CUdevice), CUdevice device) {
+/* Before the driver takes back a reference to it. */
+static CUcontext primary_may_go(CUdevice device) {
     CUcontext handle = primary_of(device);
     context_goes(handle, true, false); /* it may live on, so its events are destroyed and not leaked */
+    return handle;
+}
+
+static void primary_went(CUdevice device, CUcontext handle) {
+    if (!handle || primary_of(device))
+        return;
+    context_goes(handle, false, true);
+    pm_graph_memory_settle(device);
+}
+
+static CUresult primary_release(CUresult (*release)(CUdevice), CUdevice device) {
+    struct pm_process *self = pm_self();
+    uint32_t index = change_begins(self, device);
+    CUcontext handle = primary_may_go(device);
     CUresult result = release(device);
-    if (handle && result == CUDA_SUCCESS && !primary_of(device)) {
-        context_goes(handle, false, true);
-        pm_graph_memory_settle(device);
-    }
+    if (result == CUDA_SUCCESS)
+        primary_went(device, handle);
+    pm_process_change_ends(self, index);
     return result;
 }
 
 static CUresult primary_reset(CUresult (*reset)(CUdevice), CUdevice device) {
+    struct pm_process *self = pm_self();
+    uint32_t index = change_begins(self, device);
     context_goes(primary_of(device), false, true);
     CUresult result = reset(device);
     pm_graph_memory_settle(device);
+    pm_process_change_ends(self, index);
     return result;
 }
 
 PM_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    NEED_REAL(cuDevicePrimaryCtxRelease_v2);
+    PM_MISSING(cuDevicePrimaryCtxRelease_v2);
     return primary_release(PM_REAL(cuDevicePrimaryCtxRelease_v2), device);
 }
 
 PM_EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
-    NEED_REAL(cuDevicePrimaryCtxRelease);
+    PM_MISSING(cuDevicePrimaryCtxRelease);
     return primary_release(PM_REAL(cuDevicePrimaryCtxRelease), device);
 }
 
 PM_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-    NEED_REAL(cuDevicePrimaryCtxReset_v2);
+    PM_MISSING(cuDevicePrimaryCtxReset_v2);
     return primary_reset(PM_REAL(cuDevicePrimaryCtxReset_v2), device);
 }
 
 PM_EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device) {
-    NEED_REAL(cuDevicePrimaryCtxReset);
+    PM_MISSING(cuDevicePrimaryCtxReset);
     return primary_reset(PM_REAL(cuDevicePrimaryCtxReset), device);
 }
 
 /* ---- contexts on a part of the processors ------------------------------------------------------------------------ */
 
-PM_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc part, CUdevice device, unsigned int flags) {
-    NEED_REAL(cuGreenCtxCreate);
-    return device_refused(device, false) ? REFUSED : PM_REAL(cuGreenCtxCreate)(context, part, device, flags);
+/* Its context; NULL: the driver does not say. */
+static CUcontext context_of(CUgreenCtx green) {
+    struct pm_process *self = pm_self();
+    CUcontext handle = NULL;
+    if (green && pm_need[PM_NEED_cuCtxFromGreenCtx] && PM_NEED(cuCtxFromGreenCtx)(&handle, green) == CUDA_SUCCESS)
+        return handle;
+    if (green && self)
+        pm_add(&self->view.header->faults, 1);
+    return NULL;
 }
 
-/* Its context takes its events with it; memory that was allocated in it is its device's primary context's. */
-PM_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context) {
-    NEED_REAL(cuGreenCtxDestroy);
-    CUcontext handle = NULL;
+PM_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc part, CUdevice device, unsigned int flags) {
+    PM_MISSING(cuGreenCtxCreate);
+    if (device_refused(device, false))
+        return REFUSED;
     struct pm_process *self = pm_self();
-    if (context && pm_need[PM_NEED_cuCtxFromGreenCtx] && PM_NEED(cuCtxFromGreenCtx)(&handle, context) == CUDA_SUCCESS)
-        context_goes(handle, false, true);
-    else if (context && self)
-        pm_add(&self->view.header->faults, 1);
-    return PM_REAL(cuGreenCtxDestroy)(context);
+    uint32_t index = change_begins(self, device);
+    CUresult result = PM_REAL(cuGreenCtxCreate)(context, part, device, flags);
+    pm_process_change_ends(self, index);
+    if (self && result == CUDA_SUCCESS && context) {
+        struct pm_holding made = {.key = pm_key(context_of(*context)),
+                                  .other = pm_key(primary_of(device)),
+                                  .device = (uint32_t)device,
+                                  .uses = 1};
+        pm_pointers_put(self->pointers, PM_HOLD_GREEN, &made);
+    }
+    return result;
+}
+
+/*
+ * Its context takes its events with it. Memory that was allocated in it is the primary context's and stays with that,
+ * which goes if this was the last reference to it.
+ */
+PM_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context) {
+    PM_MISSING(cuGreenCtxDestroy);
+    struct pm_process *self = pm_self();
+    CUcontext handle = self ? context_of(context) : NULL, primary = NULL;
+    struct pm_holding green;
+    bool known = handle && pm_pointers_take(self->pointers, PM_HOLD_GREEN, pm_key(handle), &green);
+    if (handle)
+        pm_process_forget_context(self, handle, false, true);
+    uint32_t index = known ? change_begins(self, (CUdevice)green.device) : PM_NO_DEVICE;
+    if (known)
+        primary = primary_may_go((CUdevice)green.device);
+    CUresult result = PM_REAL(cuGreenCtxDestroy)(context);
+    if (known && result == CUDA_SUCCESS)
+        primary_went((CUdevice)green.device, primary);
+    else if (known)
+        pm_pointers_put(self->pointers, PM_HOLD_GREEN, &green);
+    pm_process_change_ends(self, index);
+    return result;
 }

@@ -1,31 +1,25 @@
 /* Fills, and other work of no kernel: what is measured around it breaks off there. */
 #include "claim.h"
 
-#define TAINT(name, queue, params, ...)                                                                                \
-    PM_EXPORT CUresult name params {                                                                                   \
-        PM_MISSING(name);                                                                                              \
-        pm_taint(queue);                                                                                               \
-        return ((CUresult(*) params)pm_real[PM_HOOK_##name])(__VA_ARGS__);                                             \
-    }
-#define ASYNC(name, params, ...)                                                                                       \
-    TAINT(name, pm_stream(stream, PM_LEGACY), params, __VA_ARGS__)                                                     \
-    TAINT(name##_ptsz, pm_stream(stream, PM_PER_THREAD), params, __VA_ARGS__)
 /* One that waits: for the host in general, though not always for the device. */
 #define SYNC(name, params, ...)                                                                                        \
-    TAINT(name, (CUstream)PM_LEGACY, params, __VA_ARGS__)                                                              \
-    TAINT(name##_ptds, (CUstream)PM_PER_THREAD, params, __VA_ARGS__)
+    PM_TAINTING(name, (CUstream)PM_LEGACY, params, __VA_ARGS__)                                                        \
+    PM_TAINTING(name##_ptds, (CUstream)PM_PER_THREAD, params, __VA_ARGS__)
 
-ASYNC(cuMemsetD8Async, (CUdeviceptr at, unsigned char value, size_t n, CUstream stream), at, value, n, stream)
-ASYNC(cuMemsetD16Async, (CUdeviceptr at, unsigned short value, size_t n, CUstream stream), at, value, n, stream)
-ASYNC(cuMemsetD32Async, (CUdeviceptr at, unsigned value, size_t n, CUstream stream), at, value, n, stream)
-ASYNC(cuMemsetD2D8Async,
-      (CUdeviceptr at, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream), at, pitch,
-      value, width, height, stream)
-ASYNC(cuMemsetD2D16Async,
-      (CUdeviceptr at, size_t pitch, unsigned short value, size_t width, size_t height, CUstream stream), at, pitch,
-      value, width, height, stream)
-ASYNC(cuMemsetD2D32Async, (CUdeviceptr at, size_t pitch, unsigned value, size_t width, size_t height, CUstream stream),
-      at, pitch, value, width, height, stream)
+PM_TAINTING_STREAM(cuMemsetD8Async, (CUdeviceptr at, unsigned char value, size_t n, CUstream stream), at, value, n,
+                   stream)
+PM_TAINTING_STREAM(cuMemsetD16Async, (CUdeviceptr at, unsigned short value, size_t n, CUstream stream), at, value, n,
+                   stream)
+PM_TAINTING_STREAM(cuMemsetD32Async, (CUdeviceptr at, unsigned value, size_t n, CUstream stream), at, value, n, stream)
+PM_TAINTING_STREAM(cuMemsetD2D8Async,
+                   (CUdeviceptr at, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream),
+                   at, pitch, value, width, height, stream)
+PM_TAINTING_STREAM(cuMemsetD2D16Async,
+                   (CUdeviceptr at, size_t pitch, unsigned short value, size_t width, size_t height, CUstream stream),
+                   at, pitch, value, width, height, stream)
+PM_TAINTING_STREAM(cuMemsetD2D32Async,
+                   (CUdeviceptr at, size_t pitch, unsigned value, size_t width, size_t height, CUstream stream), at,
+                   pitch, value, width, height, stream)
 SYNC(cuMemsetD8_v2, (CUdeviceptr at, unsigned char value, size_t n), at, value, n)
 SYNC(cuMemsetD16_v2, (CUdeviceptr at, unsigned short value, size_t n), at, value, n)
 SYNC(cuMemsetD32_v2, (CUdeviceptr at, unsigned value, size_t n), at, value, n)
@@ -43,7 +37,7 @@ SYNC(cuMemsetD2D32_v2, (CUdeviceptr at, size_t pitch, unsigned value, size_t wid
 #undef cuMemsetD2D16
 #undef cuMemsetD2D32
 /* As CUDA 2 had them, with 32-bit addresses and lengths. */
-#define OLD(name, params, ...) TAINT(name, (CUstream)PM_LEGACY, params, __VA_ARGS__)
+#define OLD(name, params, ...) PM_TAINTING(name, (CUstream)PM_LEGACY, params, __VA_ARGS__)
 OLD(cuMemsetD8, (uint32_t at, unsigned char value, unsigned n), at, value, n)
 OLD(cuMemsetD16, (uint32_t at, unsigned short value, unsigned n), at, value, n)
 OLD(cuMemsetD32, (uint32_t at, unsigned value, unsigned n), at, value, n)
@@ -54,9 +48,9 @@ OLD(cuMemsetD2D16, (uint32_t at, unsigned pitch, unsigned short value, unsigned 
 OLD(cuMemsetD2D32, (uint32_t at, unsigned pitch, unsigned value, unsigned width, unsigned height), at, pitch, value,
     width, height)
 
-ASYNC(cuMemBatchDecompressAsync,
-      (CUmemDecompressParams * list, size_t count, unsigned flags, size_t *failed, CUstream stream), list, count, flags,
-      failed, stream)
+PM_TAINTING_STREAM(cuMemBatchDecompressAsync,
+                   (CUmemDecompressParams * list, size_t count, unsigned flags, size_t *failed, CUstream stream), list,
+                   count, flags, failed, stream)
 /* Newer than the header that this is built with: copies over a fabric, of memory that other hosts hold. */
-ASYNC(cuFabricCpyBatchAsync, (size_t count, void *list, unsigned long long flags, CUstream stream), count, list, flags,
-      stream)
+PM_TAINTING_STREAM(cuFabricCpyBatchAsync, (size_t count, void *list, unsigned long long flags, CUstream stream), count,
+                   list, flags, stream)

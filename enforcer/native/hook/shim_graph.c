@@ -156,16 +156,31 @@ void pm_graph_memory_seen(void) {
         pm_poke(&self->graphs_allocate, 1);
 }
 
+static struct pm_graph_need need_begins(struct pm_process *self, uint64_t devices) {
+    for (uint64_t left = self ? devices : 0; left; left &= left - 1)
+        pm_process_change_begins(self, (uint32_t)__builtin_ctzll(left));
+    return (struct pm_graph_need){self, devices};
+}
+
+static void need_ends(const struct pm_graph_need *need) {
+    for (uint64_t left = need->self ? need->devices : 0; left; left &= left - 1)
+        pm_process_change_ends(need->self, (uint32_t)__builtin_ctzll(left));
+}
+
+/* False: over the limit. */
+static bool reserve(struct pm_graph_need *need, struct pm_process *self, const struct pm_holding *least) {
+    *need = need_begins(self, least->note);
+    if (!self || pm_process_reserve_graph_memory(self, least->device, least->bytes))
+        return true;
+    need_ends(need);
+    return false;
+}
+
 bool pm_graph_memory_begin(struct pm_graph_need *need, CUgraphExec exec) {
     struct pm_process *self = pm_self();
     struct pm_holding least;
     *need = (struct pm_graph_need){0};
-    if (!self || !pm_pointers_get(self->pointers, PM_HOLD_EXEC, pm_key(exec), &least))
-        return true;
-    if (!pm_process_reserve_graph_memory(self, least.device, least.bytes))
-        return false;
-    *need = (struct pm_graph_need){self, least.note};
-    return true;
+    return !self || !pm_pointers_get(self->pointers, PM_HOLD_EXEC, pm_key(exec), &least) || reserve(need, self, &least);
 }
 
 void pm_graph_memory_end(const struct pm_graph_need *need, CUresult result) {
@@ -175,6 +190,7 @@ void pm_graph_memory_end(const struct pm_graph_need *need, CUresult result) {
         if (result == CUDA_ERROR_OUT_OF_MEMORY)
             pm_process_denied_by_card(need->self, device, 0);
     }
+    need_ends(need);
 }
 
 /* ---- memory nodes ------------------------------------------------------------------------------------------------ */
@@ -243,8 +259,8 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, uns
         PM_MISSING(name);                                                                                              \
         struct pm_holding least = look_at(graph);                                                                      \
         bool uploads = least.uses && params && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;                     \
-        struct pm_graph_need need = {uploads ? pm_self() : NULL, least.note};                                          \
-        if (need.self && !pm_process_reserve_graph_memory(need.self, least.device, least.bytes))                       \
+        struct pm_graph_need need;                                                                                     \
+        if (!reserve(&need, uploads ? pm_self() : NULL, &least))                                                       \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         CUresult result = PM_REAL(name)(exec, graph, params);                                                          \
         pm_graph_memory_end(&need, result);                                                                            \
@@ -270,8 +286,12 @@ UPLOAD(cuGraphUpload_ptsz)
 
 PM_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device) {
     PM_MISSING(cuDeviceGraphMemTrim);
+    struct pm_process *self = pm_self();
+    uint32_t index = self ? pm_device_of(self, device) : PM_NO_DEVICE;
+    pm_process_change_begins(self, index);
     CUresult result = PM_REAL(cuDeviceGraphMemTrim)(device);
     pm_graph_memory_settle(device);
+    pm_process_change_ends(self, index);
     return result;
 }
 
@@ -290,11 +310,11 @@ PM_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     PM_MISSING(cuGraphExecDestroy);
     graph_changed(exec); /* its address may be the next one's */
     struct pm_holding least = {0};
-    bool had = pm_graphs_allocate() && pm_holding_out(PM_HOLD_EXEC, pm_key(exec), &least);
+    struct pm_process *self = pm_graphs_allocate() ? pm_self() : NULL;
+    bool had = self && pm_pointers_take(self->pointers, PM_HOLD_EXEC, pm_key(exec), &least);
+    struct pm_graph_need need = need_begins(had ? self : NULL, least.note);
     CUresult result = PM_REAL(cuGraphExecDestroy)(exec);
-    struct pm_process *self = pm_self();
-    struct pm_graph_need need = {had ? self : NULL, least.note};
-    if (had && self && result != CUDA_SUCCESS)
+    if (had && result != CUDA_SUCCESS)
         pm_pointers_put(self->pointers, PM_HOLD_EXEC, &least);
     pm_graph_memory_end(&need, CUDA_SUCCESS);
     return result;

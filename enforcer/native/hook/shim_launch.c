@@ -2,22 +2,6 @@
 
 #include <string.h>
 
-enum capture { NOT_CAPTURING, CAPTURING };
-
-static enum capture capture_of(CUstream stream) {
-    if (pm_peek(&pm_captures) == 0 || !pm_need[PM_NEED_cuStreamIsCapturing])
-        return NOT_CAPTURING;
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult result = PM_NEED(cuStreamIsCapturing)(stream, &status);
-    if (result != CUDA_SUCCESS &&
-        (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)) {
-        struct pm_process *self = pm_self();
-        if (self)
-            pm_add(&self->view.header->faults, 1);
-    }
-    return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE ? NOT_CAPTURING : CAPTURING;
-}
-
 #define LOOK_EVERY 16u /* short launches to one look at the grant */
 
 /* The usual launch goes without: nothing limits, or there is device time left and its kind is known. */
@@ -62,7 +46,7 @@ static void ticket_open(struct pm_ticket *ticket, uint64_t kind, CUfunction f, C
     ticket->launch.tracker = NULL;
     ticket->counters = NULL;
     struct pm_process *self = pm_self();
-    if (!self || capture_of(stream) == CAPTURING) /* what is captured runs later, as a graph */
+    if (!self || pm_capturing(stream)) /* what is captured runs later, as a graph */
         return;
     struct pm_context *context = pm_current(self);
     if (!context)
@@ -159,12 +143,12 @@ struct part {
     CUcontext context; /* NULL: not metered */
 };
 
-static void part_open(struct part *part, const CUDA_LAUNCH_PARAMS *of) {
+static void part_open(struct pm_process *self, struct part *part, const CUDA_LAUNCH_PARAMS *of) {
     *part = (struct part){0};
     if (!pm_need[PM_NEED_cuStreamGetCtx] || PM_NEED(cuStreamGetCtx)(of->hStream, &part->context) != CUDA_SUCCESS ||
         pm_cuda_driver.context_enter(part->context) != 0) {
         part->context = NULL;
-        pm_add(&pm_self()->view.header->faults, 1);
+        pm_add(&self->view.header->faults, 1);
         return;
     }
     uint64_t kind = kind_of(of->function, of->gridDimX, of->gridDimY, of->gridDimZ, of->blockDimX, of->blockDimY,
@@ -183,9 +167,10 @@ static void part_close(struct part *part, CUresult result) {
 PM_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags) {
     PM_MISSING(cuLaunchCooperativeKernelMultiDevice);
     struct part parts[PM_MAX_DEVICES];
-    unsigned open = list && pm_self() && count <= PM_MAX_DEVICES ? count : 0;
+    struct pm_process *self = pm_self();
+    unsigned open = list && self && count <= PM_MAX_DEVICES ? count : 0;
     for (unsigned i = 0; i < open; i++)
-        part_open(&parts[i], &list[i]);
+        part_open(self, &parts[i], &list[i]);
     CUresult result = PM_REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
     for (unsigned i = 0; i < open; i++)
         part_close(&parts[i], result);
@@ -198,7 +183,7 @@ PM_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list
     PM_EXPORT CUresult name(CUgraphExec exec, CUstream stream) {                                                       \
         PM_MISSING(name);                                                                                              \
         struct pm_graph_need need = {0};                                                                               \
-        if (__builtin_expect(pm_graphs_allocate(), 0) && capture_of(pm_stream(stream, null_is)) == NOT_CAPTURING &&    \
+        if (__builtin_expect(pm_graphs_allocate(), 0) && !pm_capturing(pm_stream(stream, null_is)) &&                  \
             !pm_graph_memory_begin(&need, exec))                                                                       \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         struct pm_ticket ticket;                                                                                       \

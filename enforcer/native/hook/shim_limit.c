@@ -33,7 +33,7 @@ PM_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     PM_MISSING(cuCtxSetLimit);
     struct pm_process *self = pm_self();
     uint32_t device = self ? pm_current_device(self) : PM_NO_DEVICE;
-    uint64_t context = pm_this_context(), key = pm_mix(pm_mix(31, context), (uint64_t)limit) | 1;
+    uint64_t context = pm_memory_context(), key = pm_mix(pm_mix(31, context), (uint64_t)limit) | 1;
     uint64_t unit = device != PM_NO_DEVICE && pm_need[PM_NEED_cuCtxGetLimit] ? bytes_of(limit) : 0;
     size_t now = 0;
     bool counts = limit == CU_LIMIT_STACK_SIZE || unit;
@@ -49,6 +49,7 @@ PM_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     struct pm_claim claim = {self, device, PM_MEMORY_OVERHEAD, held.bytes};
     uint64_t wanted = beyond(value, held.note, unit);
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    pm_process_change_begins(self, device);
     if (wanted <= claim.bytes || pm_claim_change(&claim, wanted)) {
         result = PM_REAL(cuCtxSetLimit)(limit, value);
         if (PM_NEED(cuCtxGetLimit)(&now, limit) == CUDA_SUCCESS) { /* the driver may round, or have refused */
@@ -59,5 +60,6 @@ PM_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     held.bytes = claim.bytes;
     if (!pm_pointers_put(self->pointers, PM_HOLD_LIMIT, &held))
         pm_process_give_back(self, device, PM_MEMORY_OVERHEAD, held.bytes);
+    pm_process_change_ends(self, device);
     return result;
 }

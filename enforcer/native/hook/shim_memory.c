@@ -12,7 +12,7 @@ PM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = PM_REAL(cuMemAlloc_v2)(at, bytes);
     if (at)
-        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());
+        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());
     return result;
 }
 
@@ -23,7 +23,7 @@ PM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned fla
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = PM_REAL(cuMemAllocManaged)(at, bytes, flags);
     if (at)
-        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());
+        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());
     return result;
 }
 
@@ -43,7 +43,7 @@ PM_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t wid
         pm_claim_undo(&claim, CUDA_SUCCESS);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());
+    pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());
     return result;
 }
 
@@ -65,7 +65,7 @@ PM_EXPORT CUresult cuMemAlloc(uint32_t *at, unsigned bytes) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = ((CUresult (*)(uint32_t *, unsigned))pm_real[PM_HOOK_cuMemAlloc])(at, bytes);
     if (at)
-        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());
+        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());
     return result;
 }
 
@@ -86,7 +86,7 @@ PM_EXPORT CUresult cuMemAllocPitch(uint32_t *at, unsigned *pitch, unsigned width
         pm_claim_undo(&claim, CUDA_SUCCESS);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());
+    pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());
     return result;
 }
 
@@ -102,17 +102,10 @@ PM_EXPORT CUresult cuMemFree(uint32_t at) {
 /* ---- stream-ordered ---------------------------------------------------------------------------------------------- */
 
 /* In a capture an allocation is a node of the graph and takes nothing yet. */
-static bool captured(CUstream stream) {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (pm_peek(&pm_captures) == 0 || !pm_need[PM_NEED_cuStreamIsCapturing])
-        return false;
-    return PM_NEED(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 #define ALLOC_ASYNC(name, null_is)                                                                                     \
     PM_EXPORT CUresult name(CUdeviceptr *at, size_t bytes, CUstream stream) {                                          \
         PM_MISSING(name);                                                                                              \
-        if (!at || captured(pm_stream(stream, null_is))) {                                                             \
+        if (!at || pm_capturing(pm_stream(stream, null_is))) {                                                         \
             pm_graph_memory_seen();                                                                                    \
             return PM_REAL(name)(at, bytes, stream);                                                                   \
         }                                                                                                              \
@@ -121,7 +114,7 @@ static bool captured(CUstream stream) {
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         pm_taint(pm_stream(stream, null_is));                                                                          \
         CUresult result = PM_REAL(name)(at, bytes, stream);                                                            \
-        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());            \
+        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());          \
         return result;                                                                                                 \
     }
 ALLOC_ASYNC(cuMemAllocAsync, PM_LEGACY)
@@ -142,7 +135,7 @@ static uint32_t pool_device(CUmemoryPool pool) {
 #define ALLOC_FROM_POOL(name, null_is)                                                                                 \
     PM_EXPORT CUresult name(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream) {                       \
         PM_MISSING(name);                                                                                              \
-        if (!at || captured(pm_stream(stream, null_is))) {                                                             \
+        if (!at || pm_capturing(pm_stream(stream, null_is))) {                                                         \
             pm_graph_memory_seen();                                                                                    \
             return PM_REAL(name)(at, bytes, pool, stream);                                                             \
         }                                                                                                              \
@@ -151,7 +144,7 @@ static uint32_t pool_device(CUmemoryPool pool) {
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         pm_taint(pm_stream(stream, null_is));                                                                          \
         CUresult result = PM_REAL(name)(at, bytes, pool, stream);                                                      \
-        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_this_context());            \
+        pm_claim_end(&claim, result, PM_HOLD_ADDRESS, result == CUDA_SUCCESS ? *at : 0, pm_memory_context());          \
         return result;                                                                                                 \
     }
 ALLOC_FROM_POOL(cuMemAllocFromPoolAsync, PM_LEGACY)
@@ -160,7 +153,7 @@ ALLOC_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, PM_PER_THREAD)
 #define FREE_ASYNC(name, null_is)                                                                                      \
     PM_EXPORT CUresult name(CUdeviceptr at, CUstream stream) {                                                         \
         PM_MISSING(name);                                                                                              \
-        if (captured(pm_stream(stream, null_is)))                                                                      \
+        if (pm_capturing(pm_stream(stream, null_is)))                                                                  \
             return PM_REAL(name)(at, stream);                                                                          \
         struct pm_holding holding;                                                                                     \
         bool had = pm_holding_out(PM_HOLD_ADDRESS, at, &holding);                                                      \
@@ -188,8 +181,10 @@ PM_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *pro
 
 PM_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     PM_MISSING(cuMemPoolDestroy);
+    struct pm_process *self = pm_self();
     struct pm_holding made;
-    pm_holding_out(PM_HOLD_POOL, (uint64_t)(uintptr_t)pool, &made);
+    if (self)
+        pm_pointers_take(self->pointers, PM_HOLD_POOL, pm_key(pool), &made);
     return PM_REAL(cuMemPoolDestroy)(pool);
 }
 
@@ -212,9 +207,10 @@ PM_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t byte
 
 PM_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     PM_MISSING(cuMemRelease);
+    struct pm_holding holding;
+    bool had = pm_handle_out(handle, &holding);
     CUresult result = PM_REAL(cuMemRelease)(handle);
-    if (result == CUDA_SUCCESS)
-        pm_handle_unused(handle);
+    pm_handle_gone(had, &holding, result);
     return result;
 }
 
@@ -237,21 +233,23 @@ PM_EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGe
     if (self && result == CUDA_SUCCESS && pm_pointers_use(self->pointers, PM_HOLD_HANDLE, handle, 1, &holding)) {
         struct pm_holding mapping = {.key = at, .bytes = bytes, .other = handle, .uses = 1};
         if (!pm_pointers_put(self->pointers, PM_HOLD_MAPPING, &mapping))
-            pm_handle_unused(handle);
+            pm_pointers_use(self->pointers, PM_HOLD_HANDLE, handle, -1, &holding);
     }
     return result;
 }
 
 PM_EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
     PM_MISSING(cuMemUnmap);
-    CUresult result = PM_REAL(cuMemUnmap)(at, bytes);
     struct pm_process *self = pm_self();
+    struct pm_uses uses = {0};
     struct pm_holding mapping;
-    for (CUdeviceptr next = at; self && result == CUDA_SUCCESS && next < at + bytes; next += mapping.bytes) {
+    for (CUdeviceptr next = at; self && next < at + bytes; next += mapping.bytes) {
         if (!pm_pointers_take(self->pointers, PM_HOLD_MAPPING, next, &mapping) || mapping.bytes == 0)
             break; /* mapped before we were there, or imported */
-        pm_handle_unused(mapping.other);
+        pm_uses_add(&uses, &mapping, mapping.other);
     }
+    CUresult result = PM_REAL(cuMemUnmap)(at, bytes);
+    pm_uses_gone(&uses, PM_HOLD_MAPPING, result);
     return result;
 }
 

@@ -76,28 +76,18 @@ PM_EXPORT CUresult cuStreamDestroy(CUstream stream) {
 }
 
 /* A segment with such a call inside may have waited, or worked for something that is not a kernel. */
-#define TAINT(name, null_is, params, ...)                                                                              \
-    PM_EXPORT CUresult name params {                                                                                   \
-        PM_MISSING(name);                                                                                              \
-        pm_taint(pm_stream(stream, null_is));                                                                          \
-        return ((CUresult(*) params)pm_real[PM_HOOK_##name])(__VA_ARGS__);                                             \
-    }
-#define TAINT_BOTH(name, params, ...)                                                                                  \
-    TAINT(name, PM_LEGACY, params, __VA_ARGS__)                                                                        \
-    TAINT(name##_ptsz, PM_PER_THREAD, params, __VA_ARGS__)
-
-TAINT_BOTH(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), stream, event, flags)
-TAINT_BOTH(cuStreamWaitValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags), stream, at, value,
-           flags)
-TAINT_BOTH(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags), stream, at,
-           value, flags)
-TAINT_BOTH(cuStreamWaitValue64, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), stream, at, value,
-           flags)
-TAINT_BOTH(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), stream, at,
-           value, flags)
-TAINT_BOTH(cuLaunchHostFunc, (CUstream stream, CUhostFn f, void *data), stream, f, data)
-TAINT_BOTH(cuStreamAddCallback, (CUstream stream, CUstreamCallback f, void *data, unsigned flags), stream, f, data,
-           flags)
+PM_TAINTING_STREAM(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), stream, event, flags)
+PM_TAINTING_STREAM(cuStreamWaitValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags), stream, at,
+                   value, flags)
+PM_TAINTING_STREAM(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags), stream,
+                   at, value, flags)
+PM_TAINTING_STREAM(cuStreamWaitValue64, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), stream, at,
+                   value, flags)
+PM_TAINTING_STREAM(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), stream,
+                   at, value, flags)
+PM_TAINTING_STREAM(cuLaunchHostFunc, (CUstream stream, CUhostFn f, void *data), stream, f, data)
+PM_TAINTING_STREAM(cuStreamAddCallback, (CUstream stream, CUstreamCallback f, void *data, unsigned flags), stream, f,
+                   data, flags)
 
 /* Newer than the header that this is built with. */
-TAINT_BOTH(cuLaunchHostFunc_v2, (CUstream stream, CUhostFn f, void *data, unsigned mode), stream, f, data, mode)
+PM_TAINTING_STREAM(cuLaunchHostFunc_v2, (CUstream stream, CUhostFn f, void *data, unsigned mode), stream, f, data, mode)

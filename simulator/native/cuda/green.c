@@ -79,6 +79,28 @@ CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource
     return CUDA_SUCCESS;
 }
 
+/* One reference to the primary context less. */
+static void let_go(struct CUctx_st *primary) { /* under our lock */
+    int device = primary->device;
+    if (primary != cuda.primary[device] || --cuda.primary_refs[device] > 0) /* a reset took all references at once */
+        return;
+    cuda.primary[device] = NULL;
+    context_drop(primary);
+}
+
+/* What was allocated and loaded in a green context is the primary context's. */
+static void pass_on(struct CUctx_st *from, struct CUctx_st *to) { /* under our lock */
+    for (size_t i = 0; i < cuda.allocation_count; i++)
+        if (cuda.allocations[i].ctx == from)
+            cuda.allocations[i].ctx = to;
+    struct CUmod_st **end = &from->modules;
+    for (; *end != NULL; end = &(*end)->next)
+        (*end)->ctx = to;
+    *end = to->modules;
+    to->modules = from->modules;
+    from->modules = NULL;
+}
+
 CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc desc, CUdevice dev, unsigned int flags) {
     ENTER_DEVICE(cuGreenCtxCreate, dev);
     int device;
@@ -88,9 +110,18 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc desc, CUdev
     struct CUgreenCtx_st *g = calloc(1, sizeof *g);
     REQUIRE(g != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     cuda_lock();
-    CUresult rc = context_make(&g->ctx, device, 0, false);
+    CUresult rc = CUDA_SUCCESS;
+    if (cuda.primary[device] == NULL)
+        rc = context_make(&cuda.primary[device], device, cuda.primary_flags[device], true);
+    if (rc == CUDA_SUCCESS) {
+        cuda.primary_refs[device]++;
+        rc = context_make(&g->ctx, device, 0, false);
+        if (rc != CUDA_SUCCESS)
+            let_go(cuda.primary[device]);
+    }
     if (rc == CUDA_SUCCESS) {
         g->ctx->sms = desc->part.sm.smCount;
+        g->ctx->owner = cuda.primary[device];
         g->id = ++cuda.ids;
     }
     cuda_unlock();
@@ -108,7 +139,11 @@ CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx g) {
     ENTER(cuGreenCtxDestroy);
     REQUIRE(green_valid(g), CUDA_ERROR_INVALID_HANDLE);
     cuda_lock();
+    struct CUctx_st *primary = g->ctx->owner;
+    if (primary == cuda.primary[primary->device])
+        pass_on(g->ctx, primary);
     context_drop(g->ctx);
+    let_go(primary);
     cuda_unlock();
     g->magic = 0;
     return CUDA_SUCCESS;

@@ -131,8 +131,8 @@ CUresult memory_release(CUdeviceptr at) {
 void memory_drop_context(struct CUctx_st *ctx) { /* under our lock */
     for (size_t i = 0; i < cuda.allocation_count;) {
         struct allocation a = cuda.allocations[i];
-        if (a.ctx != ctx || a.kind == ALLOCATION_POOL || a.kind == ALLOCATION_RESERVED ||
-            a.kind == ALLOCATION_REGISTERED) {
+        bool its = a.ctx == ctx || (a.ctx != NULL && a.ctx->owner == ctx);
+        if (!its || a.kind == ALLOCATION_POOL || a.kind == ALLOCATION_RESERVED || a.kind == ALLOCATION_REGISTERED) {
             i++;
             continue;
         }

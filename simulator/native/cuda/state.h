@@ -43,7 +43,8 @@ struct CUctx_st {
     struct CUmod_st *modules;
     struct CUctx_st *next;
     CUfunc_cache cache;
-    unsigned sms; /* a part of the card's processors; 0: all */
+    unsigned sms;           /* a part of the card's processors; 0: all */
+    struct CUctx_st *owner; /* of a green context: the primary one, which its memory belongs to */
 };
 
 struct CUstream_st {
