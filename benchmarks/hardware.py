@@ -110,7 +110,7 @@ def sharers(results: Results, found: Card, seconds: float) -> None:
 def unchanged(results: Results, found: Card, seconds: float) -> None:
     """PyTorch with each allocator and with CUDA graphs: the same numbers out, hooked and not, and at what speed."""
     train = [sys.executable, str(WORKLOADS / "train.py"), "--steps", "60"]
-    infer = [sys.executable, str(WORKLOADS / "infer.py"), "--requests", "1500"]
+    infer = [sys.executable, str(WORKLOADS / "infer.py"), "--requests", "6000"]
     cases = [
         ("train, default allocator", train, ""),
         ("train, cudaMallocAsync", train, "backend:cudaMallocAsync"),
