@@ -55,13 +55,13 @@ class Launcher:
             raise RuntimeError(f"{' '.join(self.process.args)} ended with status {self.process.wait()}")  # type: ignore[arg-type]
         return found
 
-    def turn(self) -> tuple[float, float]:
-        """Median and mean ns of a launch."""
+    def turn(self) -> dict[str, float]:
+        """What it says of its turn."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        found = json.loads(self.line())
-        return found["median_ns"], found["mean_ns"]
+        found: dict[str, float] = json.loads(self.line())
+        return found
 
     def end(self) -> None:
         """Let it end, and see that it does."""
@@ -94,7 +94,8 @@ def one_set(
         order = list(launchers)
         for number in range(rounds):
             for name in order[number % len(order) :] + order[: number % len(order)]:
-                turns[name].append(launchers[name].turn())
+                said = launchers[name].turn()
+                turns[name].append((said["median_ns"], said["mean_ns"]))
         waits = {name: each.counters().throttle_waits for name, each in shares.items()}
     return turns, waits
 

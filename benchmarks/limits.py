@@ -32,6 +32,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
 
 import launches  # noqa: E402
+import loops  # noqa: E402
 from cards import Card, Results, Share, build_native, card, finish, left, spin_program, start  # noqa: E402
 
 from poolmeter.pages.grant import DeviceGrant, Grant, write_grant  # noqa: E402
@@ -292,39 +293,33 @@ def launch(results: Results, found: Card, seconds: float, until: float) -> None:
 
 
 def pytorch(results: Results, found: Card, seconds: float, until: float) -> None:
-    for name, words, rate in (
-        ("training step", [sys.executable, str(WORKLOADS / "train.py"), "--seconds", str(seconds)], "steps_per_s"),
-        ("small kernels", [sys.executable, str(WORKLOADS / "infer.py"), "--seconds", str(seconds)], "requests_per_s"),
-    ):
-        plain = finish(start(words, os.environ))
-        base: float | None = None
-        # Pairs at 100 % first, each with a run of its own without the hook; then the limits, for the training step alone.
-        for limit in (None, 100, 100, 100, *(LIMITS if name == "training step" else ())):
-            if limit == 100:
-                plain = finish(start(words, os.environ))
-            if time.monotonic() > until:
-                results.add("pytorch: not run", program=name, limit=limit)
-                continue
-            with tenants(found.uuid, grant(found.uuid, "a-share", limit)) as (mine,):
-                out = finish(start(words, mine.environment()))
-                counted = mine.counters()
-            if "failed" in plain or "failed" in out:
-                results.add("pytorch", program=name, limit=limit, failed=str([plain, out]))
-                continue
-            busy = 100 * counted.busy_ns / 1e9 / out["wall_s"]
-            base = busy if limit is None else base
-            speed = out[rate] / plain[rate]
-            # The work done per second, as the part of the card's time that it takes: known from the run without a limit.
-            results.add(
-                "pytorch",
-                program=name,
-                limit=limit,
-                speed_of_plain_percent=100 * speed,
-                obtained_percent=None if base is None else speed * base,
-                charged_percent_of_wall=busy,
-                waits=counted.throttle_waits,
-                faults=counted.internal_faults,
-            )
+    words = [sys.executable, str(WORKLOADS / "train.py"), "--warm-up", str(WARM_UP_S), "--seconds", str(seconds)]
+    plain = finish(start(words, os.environ))
+    base: float | None = None
+    for limit in (None, *LIMITS):
+        if time.monotonic() > until:
+            results.add("pytorch: not run", limit=limit)
+            continue
+        with tenants(found.uuid, grant(found.uuid, "a-share", limit)) as (mine,):
+            out = finish(start(words, mine.environment()))
+            counted = mine.counters()
+        if "failed" in plain or "failed" in out:
+            results.add("pytorch", limit=limit, failed=str([plain, out]))
+            continue
+        busy = 100 * counted.busy_ns / 1e9 / out["whole_s"]
+        base = busy if limit is None else base
+        speed = out["steps_per_s"] / plain["steps_per_s"]
+        # The work done per second, as the part of the card's time that it takes: known from the run without a limit.
+        results.add(
+            "pytorch",
+            limit=limit,
+            speed_of_plain_percent=100 * speed,
+            obtained_percent=None if base is None else speed * base,
+            charged_percent_of_wall=busy,
+            waits=counted.throttle_waits,
+            faults=counted.internal_faults,
+        )
+    loops.measure(results, found.uuid, until)
 
 
 SECTIONS = {
