@@ -155,11 +155,14 @@ def main() -> int:
     parser.add_argument("--sets", type=int, default=4, help="fresh processes so many times")
     parser.add_argument("--rounds", type=int, default=60, help="turns of each process")
     parser.add_argument("--batch", type=int, default=256, help="launches between two waits for the stream")
+    parser.add_argument(
+        "--cold", type=int, default=0, metavar="KIB", help="write to so much memory before each launch, which is timed alone"
+    )
     parser.add_argument("--budget", type=float, default=60.0, help="seconds after which no set is begun")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
     args = parser.parse_args()
     until = time.monotonic() + args.budget
-    more = ("--batch", str(args.batch))
+    more = ("--batch", str(args.batch), "--cold", str(args.cold))
     if not args.simulated:
         build_native()
         results = Results(args.output, "launches", card())

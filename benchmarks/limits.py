@@ -293,9 +293,8 @@ def launch(results: Results, found: Card, seconds: float, until: float) -> None:
 
 
 def pytorch(results: Results, found: Card, seconds: float, until: float) -> None:
-    words = [sys.executable, str(WORKLOADS / "train.py"), "--warm-up", str(WARM_UP_S), "--seconds", str(seconds)]
+    words = [sys.executable, str(WORKLOADS / "train.py"), "--warm-up", str(WARM_UP_S), "--seconds", str(seconds), "--profile", "20"]
     plain = finish(start(words, os.environ))
-    base: float | None = None
     for limit in (None, *LIMITS):
         if time.monotonic() > until:
             results.add("pytorch: not run", limit=limit)
@@ -306,16 +305,14 @@ def pytorch(results: Results, found: Card, seconds: float, until: float) -> None
         if "failed" in plain or "failed" in out:
             results.add("pytorch", limit=limit, failed=str([plain, out]))
             continue
-        busy = 100 * counted.busy_ns / 1e9 / out["whole_s"]
-        base = busy if limit is None else base
-        speed = out["steps_per_s"] / plain["steps_per_s"]
-        # The work done per second, as the part of the card's time that it takes: known from the run without a limit.
+        # The kernels' own time is CUPTI's, of steps right after those that are counted: a card that rests now and then runs faster.
         results.add(
             "pytorch",
             limit=limit,
-            speed_of_plain_percent=100 * speed,
-            obtained_percent=None if base is None else speed * base,
-            charged_percent_of_wall=busy,
+            obtained_percent=100 * out["steps_per_s"] * out["kernels_s_per_step"],
+            speed_of_plain_percent=100 * out["steps_per_s"] / plain["steps_per_s"],
+            kernels_ms_per_step=1000 * out["kernels_s_per_step"],
+            kernels_ms_per_step_plain=1000 * plain["kernels_s_per_step"],
             waits=counted.throttle_waits,
             faults=counted.internal_faults,
         )

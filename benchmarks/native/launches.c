@@ -1,11 +1,14 @@
-// Host time of a kernel launch that waits for nothing: `launches [--image FILE] [--core N] [--batch N] [--batches N]`.
+// Host time of a kernel launch that waits for nothing: `launches [--image FILE] [--core N] [--batch N] [--batches N]
+// [--cold KIB]`.
 //
 // Says what some parts of a hook's path cost here (asking the driver for the context, a coarse clock, an atomic
 // addition) and then, for each line on stdin, takes a turn: one batch that does not count, then --batches of them, each
 // one launch after another between two readings of the clock, and outside of these a wait for the stream, so that no
-// queue ever fills. One JSON line a turn: median and mean over the batches of the time of one launch, in ns. The thread
-// that launches is pinned to --core; threads that a library made are where they were. Driver calls come from
-// cuGetProcAddress, as the runtime's do. The image is PTX of a kernel that does nothing.
+// queue ever fills. With --cold KIB each launch is timed by itself, and before it so much memory is written to, which
+// takes the place of everything else in the processor's caches. One JSON line a turn: median and mean over the batches
+// of the time of one launch, in ns. The thread that launches is pinned to --core; threads that a library made are where
+// they were. Driver calls come from cuGetProcAddress, as the runtime's do. The image is PTX of a kernel that does
+// nothing.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sched.h>
@@ -65,7 +68,7 @@ static char *read_file(const char *path) {
 
 int main(int argc, char **argv) {
     const char *image = nothing;
-    int core = -1, batch = 256, batches = 5;
+    int core = -1, batch = 256, batches = 5, cold = 0, kinds = 1;
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--image") == 0)
             image = read_file(argv[i + 1]);
@@ -75,11 +78,15 @@ int main(int argc, char **argv) {
             batch = atoi(argv[i + 1]);
         else if (strcmp(argv[i], "--batches") == 0)
             batches = atoi(argv[i + 1]);
+        else if (strcmp(argv[i], "--cold") == 0)
+            cold = atoi(argv[i + 1]);
+        else if (strcmp(argv[i], "--kinds") == 0)
+            kinds = atoi(argv[i + 1]);
         else
             return fprintf(stderr, "launches: unknown flag %s\n", argv[i]), 2;
     }
-    if (batch < 1 || batches < 1)
-        return fprintf(stderr, "launches: --batch and --batches are at least 1\n"), 2;
+    if (batch < 1 || batches < 1 || kinds < 1)
+        return fprintf(stderr, "launches: --batch, --batches and --kinds are at least 1\n"), 2;
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library)
         return fprintf(stderr, "launches: %s\n", dlerror()), 1;
@@ -109,8 +116,10 @@ int main(int argc, char **argv) {
     CHECK(stream_create(&stream, 1));
     uint64_t length = 1000;
     void *parameters[] = {&length};
+    size_t kept = (size_t)cold << 10;
+    volatile char *other = calloc(1, kept + 1);
     double *costs = calloc((size_t)batches, sizeof *costs);
-    if (!costs)
+    if (!costs || !other)
         return 1;
     if (core >= 0) {
         cpu_set_t set;
@@ -120,7 +129,7 @@ int main(int argc, char **argv) {
             return fprintf(stderr, "launches: no core %d\n", core), 1;
     }
     for (int i = 0; i < 8 * batch; i++) {
-        CHECK(launch(function, 1, 1, 1, 32, 1, 1, 0, stream, parameters, NULL));
+        CHECK(launch(function, 1 + (unsigned)(i % kinds), 1, 1, 32, 1, 1, 0, stream, parameters, NULL));
         if (i % batch == batch - 1)
             CHECK(wait(stream));
     }
@@ -149,10 +158,18 @@ int main(int argc, char **argv) {
         double sum = 0;
         for (int turn = -1; turn < batches; turn++) {
             status result = 0;
+            uint64_t spent = 0;
             began = now();
-            for (int i = 0; i < batch; i++)
-                result |= launch(function, 1, 1, 1, 32, 1, 1, 0, stream, parameters, NULL);
-            double took = (double)(now() - began) / batch;
+            for (int i = 0; i < batch; i++) {
+                if (cold) { /* as a program does that works for tens of microseconds between two launches */
+                    for (size_t at = 0; at < kept; at += 64)
+                        other[at]++;
+                    began = now();
+                }
+                result |= launch(function, 1 + (unsigned)(i % kinds), 1, 1, 32, 1, 1, 0, stream, parameters, NULL);
+                spent += cold ? now() - began : 0;
+            }
+            double took = (double)(cold ? spent : now() - began) / batch;
             check(result, "cuLaunchKernel");
             CHECK(wait(stream));
             if (turn < 0)

@@ -87,8 +87,8 @@ static uint64_t without_turns(const struct pm_tracker *tracker, const struct pm_
 static uint64_t many_launches(struct pm_tracker *tracker, const struct pm_segment *segment,
                               const struct pm_beside *beside, uint64_t span) {
     uint64_t cost = segment->estimate_ns, gaps = (uint64_t)segment->launches * GAP_NS;
-    if (segment->unknown && pm_peek(&segment->unknown->ns)) /* measured since they were launched */
-        cost = segment->launches * pm_peek(&segment->unknown->ns);
+    if (segment->alike && pm_peek(&segment->alike->ns)) /* measured since they were launched */
+        cost = segment->launches * pm_peek(&segment->alike->ns);
     uint64_t idle = gaps + (segment->full ? 0 : segment->host_ns), lower = span > idle ? span - idle : 0;
     if (segment->tainted)
         lower = 0;

@@ -7,6 +7,7 @@
 
 /* On the way of every launch: kept together, so that it stays in the caches beside the driver's own code. */
 #define PM_HOT __attribute__((hot))
+#define PM_SELDOM __attribute__((noinline, cold))
 
 #define PM_UNKNOWN_NS 50000u /* a launch nothing is known about */
 #define PM_LONG_NS 500000u   /* from here on every launch is timed */
@@ -21,32 +22,32 @@
 #define PM_KIND_NAMED 1u      /* its name has been looked at */
 #define PM_KIND_COLLECTIVE 2u /* waits for its peers on other devices */
 
-struct pm_estimate {
+struct pm_estimate { /* what every launch touches in one cache line */
     uint64_t key;
-    uint64_t ns;             /* 0: unknown */
-    uint32_t samples;        /* measured, trusted or not */
-    uint32_t lone;           /* of these, with the device to itself */
-    int32_t countdown;       /* launches until the next sample */
-    uint32_t begun;          /* of the first samples, those begun */
-    uint64_t shared_ns;      /* charged on the strength of shared spans alone */
-    uint64_t shared_most_ns; /* their spans: no launch was longer than its own */
-    uint32_t shared;         /* launches charged so */
-    uint32_t random;
-    uint32_t unknown_launches; /* under a compute limit, before anything was known */
-    uint32_t flags;            /* PM_KIND_… */
-    uint32_t strikes;          /* samples in a row far above the estimate while neighbours were busy */
-    uint32_t unsteady; /* how often samples differ of late, 0 to 20: one length, or one after the other, or many */
+    uint64_t ns;       /* 0: unknown */
+    int32_t countdown; /* launches until the next sample */
+    uint32_t begun;    /* of the first samples, those begun */
     uint32_t round;    /* of re-timing, as last seen */
-    uint32_t met;      /* spans beside one neighbour that had work all the time, the last of which: */
+    uint32_t flags;    /* PM_KIND_… */
+    uint32_t random;
+    uint32_t samples;  /* measured, trusted or not */
+    uint32_t lone;     /* of these, with the device to itself */
+    uint32_t unsteady; /* how often samples differ of late, 0 to 20: one length, or one after the other, or many */
+    uint32_t unknown_launches; /* under a compute limit, before anything was known */
+    uint32_t suspects;         /* untimed launches that the program waited for longer than the estimate explains */
+    uint64_t shared_ns;        /* charged on the strength of shared spans alone */
+    uint64_t shared_most_ns;   /* their spans: no launch was longer than its own */
+    uint32_t shared;           /* launches charged so */
+    uint32_t strikes;          /* samples in a row far above the estimate while neighbours were busy */
+    uint32_t guessed;          /* launches beside neighbours since the last one alone */
+    uint32_t met;              /* spans beside one neighbour that had work all the time, the last of which: */
     float met_ns[PM_MET];
-    uint32_t guessed;  /* launches beside neighbours since the last one alone */
-    uint32_t suspects; /* untimed launches that the program waited for longer than the estimate explains */
-};
+} __attribute__((aligned(64)));
 
 struct pm_estimates;
 
 struct pm_estimates *pm_estimates_create(void);
-/* The entry of a key (never 0), made when absent; NULL when its neighbourhood is full. */
+/* The entry of a key (never 0), made when absent; NULL when the table or its neighbourhood is full. */
 struct pm_estimate *pm_estimate_find(struct pm_estimates *table, uint64_t key);
 /* Forgets what is known: the same key now does something else. */
 void pm_estimate_reset(struct pm_estimate *entry);

@@ -73,6 +73,7 @@ static void open_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint1
     lane->marking_ns = before;
     lane->marked_ns = now;
     pm_poke(&lane->tainted, 0);
+    pm_poke(&lane->mixed, 0);
     lane->only = NULL;
     lane->fresh = 0;
     lane->launched_ns = now;
@@ -105,7 +106,7 @@ static void end_segment(struct pm_tracker *tracker, struct pm_lane *lane, uint16
         .host_ns = now - lane->marked_ns,
         .begun_ns = lane->begun_ns,
         .entry = launches == 1 ? lane->only : NULL,
-        .unknown = pm_work_ns(work) == launches * PM_UNKNOWN_NS ? last : NULL,
+        .alike = !pm_peek(&lane->mixed) || pm_work_ns(work) == launches * PM_UNKNOWN_NS ? last : NULL,
     };
     if (tracker->settler && pm_peek(tracker->settler))
         pm_settler_wake(tracker->settler);

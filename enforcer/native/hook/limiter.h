@@ -37,7 +37,7 @@ struct pm_limiter {
     uint64_t looked_ns;
     uint64_t idle_ns; /* when this process last had nothing under way */
     uint64_t starved_until_ns;
-};
+} __attribute__((aligned(64)));
 
 /* The grant says so now. `generation`: of the grant. */
 void pm_limiter_set(struct pm_limiter *limiter, uint64_t generation, uint64_t limit_ppm, bool soft, uint64_t weight,

@@ -310,7 +310,6 @@ static struct pm_context *new_context(void) {
 /* A tracker that has served another context may be looked at by other threads just now: its lock stays what it is. */
 static bool start_tracker(struct pm_process *self, struct pm_tracker *tracker, bool fresh, uint32_t device,
                           const struct pm_driver *driver) {
-    _Static_assert(offsetof(struct pm_tracker, lock) == 0, "the lock comes first");
     struct pm_tracker *made = fresh ? tracker : aligned_alloc(_Alignof(struct pm_tracker), sizeof *made);
     if (!made)
         return false;
@@ -322,7 +321,7 @@ static bool start_tracker(struct pm_process *self, struct pm_tracker *tracker, b
     if (made == tracker)
         return true;
     pthread_mutex_lock(&tracker->lock);
-    memcpy((char *)tracker + sizeof made->lock, (char *)made + sizeof made->lock, sizeof *made - sizeof made->lock);
+    memcpy(tracker, made, offsetof(struct pm_tracker, lock));
     pthread_mutex_unlock(&tracker->lock);
     free(made);
     return true;

@@ -30,35 +30,35 @@ struct pm_context {
     struct pm_tracker tracker;
 };
 
-struct pm_process {
-    uint32_t state;              /* enum pm_state; 0 in a child that was forked */
+struct pm_process {             /* what every launch touches first */
+    uint32_t state;             /* enum pm_state; 0 in a child that was forked */
+    uint32_t possible_contexts; /* that this process ever had, at most */
+    uint64_t generation;        /* of the contexts; differs between parent and child */
+    struct pm_estimates *estimates;
+    const struct pm_grant *grant;
+    uint64_t grant_generation;
+    uint32_t graphs_allocate; /* a graph with memory nodes was made: launches of graphs look */
+    struct pm_limiter limiters[PM_MAX_DEVICES];
     pthread_mutex_t lock;        /* attaching, contexts, limits */
     pthread_mutex_t memory_lock; /* changes of the slot's memory */
     pthread_mutex_t graph_lock;  /* asking what is kept for graphs, and taking it over */
     struct pm_view view;
-    const struct pm_grant *grant;
-    uint64_t grant_generation;
     uint32_t slot;
     uint64_t slot_generation;
     int lock_fd;
-    uint64_t generation; /* of the contexts; differs between parent and child */
     struct pm_limits limits[PM_MAX_DEVICES];
-    struct pm_limiter limiters[PM_MAX_DEVICES];
     char uuids[PM_MAX_DEVICES][PM_UUID_BYTES];
     struct pm_board *boards[PM_MAX_DEVICES];
     uint32_t seats[PM_MAX_DEVICES];
     uint32_t device_of_ordinal[PM_MAX_ORDINALS]; /* meter index + 1; 0: not asked yet; PM_NO_DEVICE: not granted */
     uint8_t retained[PM_MAX_ORDINALS];           /* 1: its primary context was asked for */
-    uint32_t possible_contexts;                  /* that this process ever had, at most */
     struct pm_context *contexts[PM_MAX_CONTEXTS];
     uint32_t context_count;
     uint32_t settler; /* futex word of the settling thread */
     bool settling;
     uint32_t told_torn;
-    struct pm_estimates *estimates;
     struct pm_pointers *pointers;
     uint64_t graph_bytes[PM_MAX_DEVICES];   /* what the driver keeps for graphs here; changed under memory_lock */
-    uint32_t graphs_allocate;               /* a graph with memory nodes was made: launches of graphs look */
     uint64_t changes_begun[PM_MAX_DEVICES]; /* calls that take or give back memory of the device; only grow */
     uint64_t changes_ended[PM_MAX_DEVICES];
     char folder[256];

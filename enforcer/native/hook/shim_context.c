@@ -119,14 +119,14 @@ static bool device_refused(CUdevice ordinal, bool primary) {
     return true;
 }
 
-PM_HOT struct pm_context *pm_current(struct pm_process *self) {
-    static __thread struct {
-        uint64_t generation;
-        CUcontext handle;
-        struct pm_context *context;
-    } known;
-    if (known.context && pm_peek(&self->possible_contexts) == 1 && known.generation == pm_load(&self->generation))
-        return known.context;
+/* What the calling thread found last. */
+static __thread struct {
+    uint64_t generation;
+    CUcontext handle;
+    struct pm_context *context;
+} known;
+
+PM_SELDOM static struct pm_context *find_current(struct pm_process *self) {
     CUcontext handle = NULL;
     CUresult result = pm_need[PM_NEED_cuCtxGetCurrent] ? PM_NEED(cuCtxGetCurrent)(&handle) : CUDA_ERROR_NOT_FOUND;
     if (result != CUDA_SUCCESS)
@@ -144,6 +144,12 @@ PM_HOT struct pm_context *pm_current(struct pm_process *self) {
     known.generation = generation;
     known.context = context;
     return context;
+}
+
+PM_HOT struct pm_context *pm_current(struct pm_process *self) {
+    if (known.context && pm_peek(&self->possible_contexts) == 1 && known.generation == pm_load(&self->generation))
+        return known.context;
+    return find_current(self);
 }
 
 bool pm_capturing(CUstream stream) {

@@ -51,9 +51,13 @@ static void ticket_open(struct pm_ticket *ticket, uint64_t kind, CUfunction f, C
     struct pm_context *context = pm_current(self);
     if (!context)
         return;
-    ticket->counters = context->tracker.counters;
-    struct pm_estimate *entry = pm_estimate_find(self->estimates, kind ? kind : 1);
     uint64_t lane_key = pm_lane_key(stream);
+    /* Changed by locked instructions, which wait for their line; it may as well be fetched beside the others. */
+    __builtin_prefetch(&context->tracker.lanes[lane_key % PM_LANES], 1);
+    struct pm_counters *counters = ticket->counters = context->tracker.counters;
+    __builtin_prefetch(&counters->launches, 1);
+    __builtin_prefetch(&counters->pending_ns, 1);
+    struct pm_estimate *entry = pm_estimate_find(self->estimates, kind ? kind : 1);
     if (must_ask(self, context, entry) && !collective(entry, f))
         pm_limiter_wait(self, context, entry, PM_PER_THREAD, lane_key);
     pm_launch_begin(&ticket->launch, &context->tracker, entry, stream, lane_key);
@@ -92,8 +96,8 @@ static uint64_t kind_of(const void *function, unsigned gx, unsigned gy, unsigned
     return result
 
 #define LAUNCH_KERNEL(name, null_is)                                                                                   \
-    PM_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,             \
-                            unsigned bz, unsigned shared, CUstream stream, void **params, void **extra) {              \
+    PM_EXPORT PM_HOT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,      \
+                                   unsigned bz, unsigned shared, CUstream stream, void **params, void **extra) {       \
         METERED(name, kind_of(f, gx, gy, gz, bx, by, bz, shared), f, pm_stream(stream, null_is), false, f, gx, gy, gz, \
                 bx, by, bz, shared, stream, params, extra);                                                            \
     }
@@ -110,7 +114,7 @@ LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, PM_LEGACY)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, PM_PER_THREAD)
 
 #define LAUNCH_EX(name, null_is)                                                                                       \
-    PM_EXPORT CUresult name(const CUlaunchConfig *c, CUfunction f, void **params, void **extra) {                      \
+    PM_EXPORT PM_HOT CUresult name(const CUlaunchConfig *c, CUfunction f, void **params, void **extra) {               \
         METERED(name,                                                                                                  \
                 c ? kind_of(f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,        \
                             c->sharedMemBytes)                                                                         \

@@ -38,35 +38,45 @@ static bool usable(const struct pm_tracker *tracker) {
     return !tracker->broken && pm_load(tracker->driver->captures) == 0;
 }
 
+static void settle(struct pm_tracker *tracker, struct pm_segment *segment) {
+    if (segment->passed > 0) {
+        tracker->marks[segment->start].passed = true;
+        pm_charge_segment(tracker, segment);
+    } else {
+        pm_marks_fault(tracker);
+        pm_charge_settled(tracker, segment->estimate_ns);
+        pm_charge_rest(tracker, segment, segment->estimate_ns);
+    }
+    pm_mark_drop(tracker, segment->start);
+    pm_mark_drop(tracker, segment->end);
+}
+
 static void poll_locked(struct pm_tracker *tracker) {
     pm_neighbours_watch(tracker);
     uint64_t waiting = 0; /* lanes whose oldest segment has not passed: the later ones have not either */
-    uint32_t kept = 0;
+    bool any = false;
     for (uint32_t i = 0; i < tracker->segment_count; i++) {
         struct pm_segment *segment = &tracker->segments[i];
         uint64_t bit = segment->lane < PM_LANES ? 1ull << segment->lane : 0;
-        int passed = waiting & bit ? 0 : pm_mark_passed(tracker, segment->end);
-        if (passed == 0) {
-            if (!(waiting & bit))
-                pm_charge_progress(tracker, segment);
-            waiting |= bit;
-            if (kept != i)
-                tracker->segments[kept] = *segment;
-            kept++;
-            continue;
-        }
-        if (passed > 0) {
-            tracker->marks[segment->start].passed = true;
-            pm_charge_segment(tracker, segment);
-        } else {
-            pm_marks_fault(tracker);
-            pm_charge_settled(tracker, segment->estimate_ns);
-            pm_charge_rest(tracker, segment, segment->estimate_ns);
-        }
-        pm_mark_drop(tracker, segment->start);
-        pm_mark_drop(tracker, segment->end);
+        segment->passed = waiting & bit ? 0 : pm_mark_passed(tracker, segment->end);
+        if (segment->passed == 0 && !(waiting & bit))
+            pm_charge_progress(tracker, segment);
+        waiting |= segment->passed == 0 ? bit : 0;
+        any |= segment->passed != 0;
     }
-    tracker->segment_count = kept;
+    /* What was measured by itself goes first: it may explain the launches before it. */
+    for (uint32_t i = 0; any && i < tracker->segment_count; i++)
+        if (tracker->segments[i].passed && tracker->segments[i].entry)
+            settle(tracker, &tracker->segments[i]);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; any && i < tracker->segment_count; i++) {
+        struct pm_segment *segment = &tracker->segments[i];
+        if (segment->passed && !segment->entry)
+            settle(tracker, segment);
+        else if (!segment->passed)
+            tracker->segments[kept++] = *segment;
+    }
+    tracker->segment_count = any ? kept : tracker->segment_count;
     if (pm_peek(&tracker->counters->pending_ns) == 0 && pm_peek(&tracker->quiet)) {
         pm_board_busy(tracker->board, tracker->seat, pm_now_ns());
         if (pm_peek(&tracker->active))
@@ -151,7 +161,7 @@ void pm_tracker_waited(struct pm_tracker *tracker, const struct pm_wait *wait, u
     pthread_mutex_unlock(&tracker->lock);
 }
 
-static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
+PM_SELDOM static void slow_begin(struct pm_launch *launch, uint64_t lane_key) {
     struct pm_tracker *tracker = launch->tracker;
     pthread_mutex_lock(&tracker->lock);
     tracker->unmarked = false;
@@ -210,7 +220,7 @@ PM_HOT void pm_launch_begin(struct pm_launch *launch, struct pm_tracker *tracker
         slow_begin(launch, lane_key);
 }
 
-static void slow_end(struct pm_launch *launch) {
+PM_SELDOM static void slow_end(struct pm_launch *launch) {
     struct pm_tracker *tracker = launch->tracker;
     struct pm_lane *lane = launch->lane;
     uint64_t now = launch->timed ? pm_now_ns() : 0; /* as soon as the driver has it */
@@ -246,7 +256,7 @@ static void active_now(struct pm_tracker *tracker) {
 }
 
 /* True: it is measured between marks of its own. */
-static bool ends_without_lane(struct pm_launch *launch, bool launched) {
+PM_SELDOM static bool ends_without_lane(struct pm_launch *launch, bool launched) {
     struct pm_tracker *tracker = launch->tracker;
     pthread_mutex_lock(&tracker->lock);
     tracker->unmarked = false;
@@ -288,7 +298,10 @@ PM_HOT void pm_launch_end(struct pm_launch *launch, bool launched) {
         return;
     }
     pm_add(&tracker->counters->pending_ns, launch->estimate_ns);
-    pm_poke(&lane->last, launch->entry);
+    if (pm_peek(&lane->last) != launch->entry) {
+        pm_poke(&lane->mixed, pm_peek(&lane->open_work) != 0);
+        pm_poke(&lane->last, launch->entry);
+    }
     uint64_t more = PM_WORK_LAUNCH + launch->estimate_ns, work = pm_add(&lane->open_work, more) + more;
     uint64_t estimate = pm_work_ns(work);
     uint32_t launches = pm_work_launches(work);

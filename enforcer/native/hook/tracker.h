@@ -53,6 +53,7 @@ struct pm_segment {
     bool full;     /* the start mark had not passed when the end mark was recorded: no idle gap inside */
     bool fresh;    /* the program had waited for its work before: it began with a turn of its own */
     bool unsteady; /* launches of its last kind differ in length */
+    int passed;    /* as pm_mark_passed says of its end */
     bool tainted;  /* holds other work than launches, or may have waited for other streams */
     uint32_t launches;
     uint32_t neighbours;
@@ -61,10 +62,10 @@ struct pm_segment {
     uint64_t host_blur_ns; /* how far off that can be, if the thread was interrupted */
     uint64_t host_ns;      /* between recording the two marks */
     uint64_t begun_ns;
-    uint64_t running_ns;               /* when its start mark was first seen passed */
-    uint64_t progress_ns;              /* charged while it was still running */
-    struct pm_estimate *entry;         /* of the only launch */
-    const struct pm_estimate *unknown; /* of the newest launch, where nothing was known about any when launched */
+    uint64_t running_ns;             /* when its start mark was first seen passed */
+    uint64_t progress_ns;            /* charged while it was still running */
+    struct pm_estimate *entry;       /* of the only launch */
+    const struct pm_estimate *alike; /* of the launches, where they are of one kind or nothing was known of any */
 };
 
 struct pm_lane {        /* what every launch touches first, in one cache line */
@@ -78,6 +79,7 @@ struct pm_lane {        /* what every launch touches first, in one cache line */
     uint32_t neighbours;
     uint32_t seen_launches; /* by the last look-in */
     uint32_t full_marks;
+    uint32_t mixed;      /* launches of several kinds since the mark */
     uint64_t marking_ns; /* before and after the start mark was recorded */
     uint64_t marked_ns;
     uint64_t launched_ns;
@@ -108,14 +110,17 @@ struct pm_bin {
     uint32_t charged_ns;
 };
 
-struct pm_tracker {
-    pthread_mutex_t lock;
-    const struct pm_driver *driver;
+struct pm_tracker {               /* what every launch touches first, in one cache line */
     struct pm_counters *counters; /* of the own slot and this device */
     struct pm_limiter *limiter;   /* NULL: no account is kept */
-    int64_t owed_ns;              /* to the limiter's account: charged beyond the estimates that were settled */
+    const struct pm_driver *driver;
     struct pm_board *board;
     uint32_t seat;
+    uint32_t quiet; /* the program has waited for its work, and nothing was launched since */
+    uint32_t round; /* of timing everything anew */
+    uint32_t lane_count;
+    struct pm_lane lanes[PM_LANES];
+    int64_t owed_ns;   /* to the limiter's account: charged beyond the estimates that were settled */
     bool broken;       /* events do not work here: estimates only */
     bool unmarked;     /* the driver refused a mark; a fault of ours only where it takes the launch */
     bool closed;       /* the context is about to go, or has gone */
@@ -125,8 +130,6 @@ struct pm_tracker {
     struct pm_estimate *suspect; /* what the program last waited for much longer than was charged, and that time */
     uint64_t suspect_ns;
     uint32_t waiters;              /* threads of the program that wait now */
-    uint32_t quiet;                /* the program has waited for its work, and nothing was launched since */
-    uint32_t round;                /* of timing everything anew */
     uint64_t round_at_ns;          /* when it began */
     uint64_t round_every_ns;       /* not before so long */
     double mark_cost_ns;           /* between two marks with nothing between them, in a full queue */
@@ -139,8 +142,6 @@ struct pm_tracker {
     double own_ns, whole_ns; /* of spans of late beside one neighbour, what they cost, and all of them */
     double told, taken;      /* time of late for which they had work, and what they took of it, switching included */
     uint64_t faded_at_ns;
-    struct pm_lane lanes[PM_LANES];
-    uint32_t lane_count;
     struct pm_mark marks[PM_MARKS];
     uint16_t mark_hint;
     uint16_t reference;
@@ -151,6 +152,7 @@ struct pm_tracker {
     uint32_t active; /* the board knows of work under way */
     struct pm_bin bins[PM_BIN_SIZES][PM_BINS];
     int64_t newest_bin[PM_BIN_SIZES];
+    pthread_mutex_t lock; /* last, so that all before it can be set anew under it */
 };
 
 /* When the program began to wait, and what was charged until then. */
