@@ -22,7 +22,7 @@ from launches import Launcher  # noqa: E402
 
 CASES: dict[str, int | None] = {"hooked": None, "limit 100": 1_000_000}
 PLAIN, AGAIN = "plain", "plain again"
-LOOPS = ("matmul", "train", "infer")
+LOOPS = ("train", "infer", "matmul")
 
 
 def one_set(uuid: str, loop: str, rounds: int, cores: str) -> dict[str, list[float]]:
