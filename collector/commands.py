@@ -52,6 +52,7 @@ class Collector:
                 process_days=config.process_days,
                 token=None if config.api_token_file is None else read_token(config.api_token_file),
                 ready_file=Path(args.ready_file) if args.ready_file else None,
+                books=config.books,
             ),
             self.extra_routes(args),
         )
