@@ -69,7 +69,10 @@ class Database:
         return self._run(Purpose.READ, checked)
 
     def write(self, work: Callable[[Writing], T]) -> T:
-        """What `work` returns once all it wrote is durable; nothing of it is when it raises. It may be called again, and counts once."""
+        """What `work` returns once all it wrote is durable; nothing of it is when it raises. It may be called again, and counts once.
+
+        Only an Unavailable after a server was lost at the commit, and stayed away, leaves open which of the two it is.
+        """
 
         def checked(connection: Connection, transaction: str) -> T:
             # Another program may have brought the books further since they were opened.
@@ -78,8 +81,8 @@ class Database:
 
         return self._run(Purpose.WRITE, checked)
 
-    def _run(self, purpose: Purpose, work: Callable[[Connection, str], T], again_s: float = AGAIN_S) -> T:
-        transaction, deadline, wait_s = uuid.uuid4().hex, time.monotonic() + again_s, FIRST_WAIT_S
+    def _run(self, purpose: Purpose, work: Callable[[Connection, str], T], again_s: float | None = None) -> T:
+        transaction, deadline, wait_s = uuid.uuid4().hex, time.monotonic() + (AGAIN_S if again_s is None else again_s), FIRST_WAIT_S
         results: list[T] = []  # what a try returned whose commit was asked for
         while True:
             try:
