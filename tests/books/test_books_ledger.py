@@ -21,7 +21,7 @@ from poolmeter.books.sqlite import Sqlite
 from poolmeter.books.tokens import Role
 from poolmeter.books.writer import Books, NotInBooks
 from poolmeter.clock import ManualClock
-from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused
+from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused, Unavailable
 from poolmeter.model.decision import DecisionState
 
 TABLES = ("decisions", "tokens")
@@ -212,3 +212,21 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(body)
     with pytest.raises((DataError, PoolmeterError), match="no SQLite database"), Books(path) as books:
         books.list()
+
+
+def test_a_file_that_is_taken_away_under_open_books_is_missed(tmp_path: Path, clock: ManualClock) -> None:
+    """Nothing is written to a file that no name leads to; what is put in its place is used."""
+    path, other = tmp_path / "books.sqlite", tmp_path / "other.sqlite"
+    with Books(other, clock) as books:
+        books.add_decisions([decision(9)])
+    with Books(path, clock) as books:
+        books.add_decisions([decision(1)])
+        path.rename(tmp_path / "away")
+        with pytest.raises(Unavailable, match="cannot be used: the file is not there any more"):
+            books.add_decisions([decision(2)])
+        assert not path.exists()
+        for name in tmp_path.glob("books.sqlite-*"):
+            name.unlink()
+        other.rename(path)
+        books.add_decisions([decision(2)])
+        assert [booked.decision.id for booked in books.list()] == ["d9", "d2"]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
-from sqlalchemy import RowMapping, Table, select, update
+from sqlalchemy import Table, select, update
 
 from poolmeter.books.database import Database
-from poolmeter.books.ledger import Writing, is_text
+from poolmeter.books.ledger import Row, Writing, is_text
 from poolmeter.books.models import TokenRow
 from poolmeter.clock import Clock
 from poolmeter.errors import BadInput, Refused
@@ -142,7 +142,7 @@ class Tokens:
         self._database.write(lambda writing: writing.connection.execute(update(_tokens).where(_tokens.c.id == token_id).values(**values)))
 
 
-def _token(row: RowMapping) -> Token:
+def _token(row: Row) -> Token:
     return Token(**{name: value for name, value in row.items() if name not in ("role", "secret_sha256")}, role=Role(row["role"]))
 
 
