@@ -29,15 +29,28 @@ GOLDEN = Path(__file__).parent / "golden" / "version-1.sql"
 WAIT_S = 30.0
 
 
-def start(data: Path, config: Path) -> "subprocess.Popen[bytes]":
-    words = ["collector", "--port", "0", "--nodes", "", "--data", str(data), "--config", str(config), "--ready-file", str(data / "ready")]
+def start(data: Path, config: Path, *more: str) -> "subprocess.Popen[bytes]":
+    words = [
+        "collector",
+        "--port",
+        "0",
+        "--nodes",
+        "",
+        "--data",
+        str(data),
+        "--config",
+        str(config),
+        "--ready-file",
+        str(data / "ready"),
+        *more,
+    ]
     return subprocess.Popen([sys.executable, "-m", "poolmeter.cli", *words], stderr=(data / "log").open("ab"), cwd="/", env={**os.environ})
 
 
 @contextlib.contextmanager
-def collector(data: Path, config: Path) -> Iterator[str]:
+def collector(data: Path, config: Path, *more: str) -> Iterator[str]:
     """Its URL, while it runs."""
-    process = start(data, config)
+    process = start(data, config, *more)
     try:
         deadline = time.monotonic() + WAIT_S
         while not (data / "ready").exists():
@@ -82,12 +95,15 @@ def test_a_collector_takes_older_books_over_and_leaves_newer_ones(tmp_path: Path
     with sqlite3.connect(path) as connection:
         connection.executescript(GOLDEN.read_text())
     connection.close()
-    with collector(data, config) as url:
+    # A database that is configured and not there does not matter to a collector that was told to keep its books to itself.
+    config.write_text('[collector]\nbooks = "postgresql:///none?host=/nowhere/at/all"\n')
+    with collector(data, config, "--local-books") as url:
         assert len(ask(f"{url}/v1/decisions", data)["rows"]) == 5
     assert f"books {path} brought from revision 0001 to 0002" in (data / "log").read_text()
     with sqlite3.connect(path) as connection:
         connection.execute(f"UPDATE {REVISION_TABLE} SET version_num = '0009'")
     connection.close()
+    config.write_text("")
     before = path.read_bytes()
     process = start(data, config)
     assert process.wait(timeout=WAIT_S) == 2

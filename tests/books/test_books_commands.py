@@ -19,6 +19,7 @@ from poolmeter.clock import SystemClock
 from poolmeter.config import load_config
 from poolmeter.model.decision import DecisionState
 from poolmeter.places import CollectorData
+from poolmeter.pool import NodePlan, Pool
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 Call = Callable[..., tuple[int, Any, str]]
@@ -139,3 +140,10 @@ def test_what_cannot_be_done_is_said(
     assert (found, out) == (code, None) and sentence in said and said.count("\n") == 1
     with Books(CollectorData(tmp_path).books) as books:
         assert books.changes() == []
+
+
+def test_a_simulated_pool_leaves_the_configured_books_alone(tmp_path: Path) -> None:
+    simulated = Pool(tmp_path, (NodePlan("n1", tmp_path, tmp_path, tmp_path / "machine"),))
+    real = Pool(tmp_path, (NodePlan("n1", tmp_path, tmp_path),))
+    assert "--local-books" in simulated._collector([]).arguments
+    assert "--local-books" not in real._collector([]).arguments

@@ -44,6 +44,7 @@ class Database:
     def __init__(self, where: Path | str, clock: Clock, upgrade: bool = False) -> None:
         self._clock = clock
         self._backend = backend_of(where)
+        self._away = False  # whether it stayed away for all of AGAIN_S the last time
         self.name = self._backend.name
         try:
             found = self._run(Purpose.READ, lambda connection, _: found_revision(connection, self.name), again_s=0)
@@ -82,7 +83,9 @@ class Database:
         return self._run(Purpose.WRITE, checked)
 
     def _run(self, purpose: Purpose, work: Callable[[Connection, str], T], again_s: float | None = None) -> T:
-        transaction, deadline, wait_s = uuid.uuid4().hex, time.monotonic() + (AGAIN_S if again_s is None else again_s), FIRST_WAIT_S
+        # Who knows that it is away does not keep everybody waiting to find that out again.
+        again_s = (0 if self._away else AGAIN_S) if again_s is None else again_s
+        transaction, deadline, wait_s = uuid.uuid4().hex, time.monotonic() + again_s, FIRST_WAIT_S
         results: list[T] = []  # what a try returned whose commit was asked for
         while True:
             try:
@@ -91,11 +94,14 @@ class Database:
                     if results and purpose is Purpose.WRITE and is_in_log(connection, transaction):
                         return results[-1]
                     results.append(work(connection, transaction))
+                self._away = False
                 return results[-1]
             except UnfitValue as error:
                 raise BadInput(f"books cannot hold what they were given: {' '.join(str(error.orig).split())}") from None
             except DBAPIError as error:
-                if not self._backend.passes(error) or time.monotonic() >= deadline:
+                passes = self._backend.passes(error)
+                if not passes or time.monotonic() >= deadline:
+                    self._away = passes
                     raise self._backend.refusal(error) from None
             except NoneFree:
                 raise Unavailable(f"books {self.name} cannot be used: all connections are in use") from None
