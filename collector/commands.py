@@ -27,6 +27,7 @@ class Collector:
         parser.add_argument("--nodes", metavar="URL,URL", help="exporters to pull ([collector] nodes)")
         parser.add_argument("--interval", type=float, metavar="SECONDS", help="time between pulls of a node ([collector] pull_interval_s)")
         parser.add_argument("--token-file", metavar="FILE", help="the exporters' token ([collector] token_file, else none)")
+        parser.add_argument("--local-books", action="store_true", help="keep the books in the data folder, whatever [collector] books says")
         parser.add_argument("--ready-file", metavar="FILE", help='write {"url", "pid"} to FILE once serving')
 
     def run(self, args: argparse.Namespace) -> int:
@@ -52,6 +53,7 @@ class Collector:
                 process_days=config.process_days,
                 token=None if config.api_token_file is None else read_token(config.api_token_file),
                 ready_file=Path(args.ready_file) if args.ready_file else None,
+                books=None if args.local_books else config.books,
             ),
             self.extra_routes(args),
         )
