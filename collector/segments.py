@@ -3,6 +3,7 @@
 `segments/KIND/day=YYYY-MM-DD/NAME.parquet` under the root; written under a temporary name, synced, renamed, and the folder synced.
 """
 
+import hashlib
 import os
 import secrets
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolmeter.collector.tables import SegmentKind, arrow_schema
+from poolmeter.collector.tables import SegmentKind, arrow_schema, time_column
 from poolmeter.model.snapshot import Snapshot
 from poolmeter.model.units import DAY_US, MICROSECONDS
 from poolmeter.model.usage import RecordKind, UsageRecord
@@ -25,7 +26,7 @@ TEMPORARY = ".tmp-"
 
 @dataclass(frozen=True)
 class Segment:
-    """A live segment; `file` is relative to the root; `level` counts how often its rows were merged."""
+    """A live segment; `file` is relative to the root; `level` counts how often its rows were merged; `sha256` is of the file's bytes."""
 
     kind: SegmentKind
     day: str
@@ -35,6 +36,23 @@ class Segment:
     min_minute_us: int
     max_minute_us: int
     level: int = 0
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Rows of a damaged segment that was set aside: `rows` of `node` (None: of which node cannot be told), at most so many unless `exact`."""
+
+    kind: str
+    day: str
+    file: str
+    node: str | None
+    rows: int
+    exact: bool
+    min_minute_us: int
+    max_minute_us: int
+    at_us: int
+    reason: str
 
 
 def day_of(minute_us: int) -> str:
@@ -47,8 +65,9 @@ def day_start_us(day: str) -> int:
     return int(datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()) * MICROSECONDS
 
 
-def write_segment(root: Path, kind: SegmentKind, day: str, table: "pa.Table", time_column: str, level: int = 0) -> Segment:
+def write_segment(root: Path, kind: SegmentKind, day: str, table: "pa.Table", level: int = 0) -> Segment:
     """Write one segment, synced; the folder is synced by the caller (`sync_folders`). Nothing is left behind on an error (OSError)."""
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -58,18 +77,21 @@ def write_segment(root: Path, kind: SegmentKind, day: str, table: "pa.Table", ti
     temporary = folder / f"{TEMPORARY}{stem}"
     final = folder / f"{stem}.parquet"
     typed = table.select(arrow_schema(kind).names).cast(arrow_schema(kind)).replace_schema_metadata(arrow_schema(kind).metadata)
+    sink = pa.BufferOutputStream()
+    pq.write_table(typed, sink, compression="zstd", row_group_size=122_880)
+    body = sink.getvalue()
     try:
         with temporary.open("wb") as file:
-            pq.write_table(typed, file, compression="zstd", row_group_size=122_880)
+            file.write(body)
             file.flush()
             os.fsync(file.fileno())
-            size = file.tell()
         os.rename(temporary, final)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    bounds = pc.min_max(typed.column(time_column)).as_py()
-    return Segment(kind, day, str(final.relative_to(root)), typed.num_rows, size, bounds["min"], bounds["max"], level)
+    bounds = pc.min_max(typed.column(time_column(kind))).as_py()
+    digest = hashlib.sha256(body).hexdigest()
+    return Segment(kind, day, str(final.relative_to(root)), typed.num_rows, body.size, bounds["min"], bounds["max"], level, digest)
 
 
 def sync_folder(folder: Path) -> None:

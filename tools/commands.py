@@ -40,6 +40,11 @@ EXAMPLES = {
     "reject": "poolmeter reject d-5f2c9a1be07d4c38 --reason 'needed again on Monday'",
     "apply": "poolmeter apply --all --dry-run",
     "history": "poolmeter history --state applied",
+    "store check": "poolmeter store check --data ./data",
+    "store compact": "poolmeter store compact --data ./data",
+    "store backup": "poolmeter store backup /backups/2026-12-01 --since /backups/2026-11-30",
+    "store restore": "poolmeter store restore /backups/2026-12-01 --data ./restored",
+    "store migrate": "poolmeter store migrate --data ./data",
 }
 
 HEAD = """# Commands
