@@ -146,9 +146,10 @@ def _roll(store: Store, kind: SegmentKind, day: str) -> bool:
 
 def _retire(store: Store, now_us: int, keep: Retention) -> bool:
     """Drop what is over; False when there is nothing, or when a late row has just dropped a rollup that told of it."""
-    old = expired(store.state, now_us, keep)
+    chosen = store.state
+    old = expired(chosen, now_us, keep)
     gone = {segment.file for segment in old}
-    return bool(old) and store.swap(old, list, lambda state: gone <= {segment.file for segment in expired(state, now_us, keep)})
+    return bool(old) and store.swap(old, list, lambda state: gone <= {found.file for found in expired(state, now_us, keep)}, chosen)
 
 
 def _ask(store: Store, sql: str) -> "pa.Table":

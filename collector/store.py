@@ -133,12 +133,15 @@ class Store:
                 self.trouble = str(failure)
                 raise failure from error
 
-    def swap(self, old: Sequence[Segment], new: Callable[[], list[Segment]], basis: Callable[[State], object]) -> bool:
+    def swap(
+        self, old: Sequence[Segment], new: Callable[[], list[Segment]], basis: Callable[[State], object], since: State | None = None
+    ) -> bool:
         """Replace live segments by others that hold the same rows (or by none: retention); False when `basis` changed meanwhile.
 
-        `new` writes them without the store being held, so that pulls go on. Raises Unavailable.
+        `new` writes them without the store being held, so that pulls go on; `since` is the state that the step was chosen by (the one at the
+        call). Raises Unavailable.
         """
-        before = basis(self._state)
+        before = basis(since or self._state)
         written: list[Segment] = []
         try:
             written = new()
