@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -36,6 +37,7 @@ GRACE_S = 300.0
 # An opened catalog stays readable after it is deleted, so only the moment between reading CURRENT and opening it counts; at a publication a
 # second the old ones would else fill a gigabyte.
 CATALOG_GRACE_S = 10.0
+FULL_BYTES = 1 << 20  # a catalog needs about a quarter of that
 _log = logging.getLogger("poolmeter.collector")
 
 
@@ -287,9 +289,11 @@ class Store:
     def _unwritable(self, error: Exception) -> PoolmeterError:
         if isinstance(error, PoolmeterError):
             return error
-        text = (
-            error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0] if str(error) else repr(error)
-        )
+        if isinstance(error, OSError) and error.strerror:
+            text = error.strerror
+        else:
+            # DuckDB's first line names its own step, not the disk.
+            text = "No space left on device" if _full(self.root) else (str(error).splitlines() or [repr(error)])[0].strip()
         return Unavailable(f"store {self.root} cannot be written: {text:.200}")
 
     def _load(self, damaged: frozenset[str]) -> State:
@@ -339,6 +343,13 @@ def own(root: Path) -> int:
         raise Unavailable(f"store {root} is owned by another collector, expected one collector per store ({root / LOCK})") from None
     sync_folder(root)
     return handle
+
+
+def _full(root: Path) -> bool:
+    try:
+        return shutil.disk_usage(root).free < FULL_BYTES
+    except OSError:
+        return False
 
 
 def _size(path: Path) -> int | None:
