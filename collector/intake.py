@@ -47,7 +47,7 @@ def new_rows(batch: Batch, sequences: dict[tuple[str, str], Ranges], closed: Col
     known = ranges.known(found)
     table = batch.checked.good.filter(pa.array(~known)) if known.any() else batch.checked.good
     bad_found = np.array(batch.checked.bad_sequences, np.int64)
-    bad_known = set(bad_found[ranges.known(bad_found)].tolist())
+    bad_known = set(bad_found[ranges.known(bad_found)].tolist()) if len(bad_found) else set()
     again = len(bad_found) > 0 and len(bad_known) == len(set(bad_found.tolist()))
     head = {"node": batch.node, "epoch": batch.epoch, "received_us": batch.received_us}
     bad = [
@@ -55,7 +55,7 @@ def new_rows(batch: Batch, sequences: dict[tuple[str, str], Ranges], closed: Col
         for row in batch.checked.bad
         if row.sequence not in bad_known and not (row.sequence is None and again)
     ]
-    sequences[(batch.node, batch.epoch)] = ranges.including(np.concatenate([found, bad_found]))
+    sequences[(batch.node, batch.epoch)] = ranges.including(np.concatenate([found, bad_found]) if len(bad_found) else found)
     table, late = _split_late(table, closed)
     return New(table, bad + [head | row for row in late], int(known.sum()))
 

@@ -67,7 +67,10 @@ class CatalogWriter:
         engine.execute(f"ATTACH {literal(str(path))} AS next (BLOCK_SIZE {BLOCK_BYTES})")
         engine.execute("USE next")
         engine.execute("BEGIN")
-        for name in TABLES:
+        for name, columns in TABLES.items():
+            if not tables[name].num_rows:
+                engine.execute(f"CREATE TABLE {name} ({', '.join(f'{quoted(column.name)} {column.type}' for column in columns)})")
+                continue
             engine.register("incoming", tables[name])
             engine.execute(f"CREATE TABLE {name} AS SELECT * FROM incoming")
             engine.unregister("incoming")

@@ -76,7 +76,12 @@ def write_segment(root: Path, kind: SegmentKind, day: str, table: "pa.Table", le
     stem = secrets.token_hex(8)
     temporary = folder / f"{TEMPORARY}{stem}"
     final = folder / f"{stem}.parquet"
-    typed = table.select(arrow_schema(kind).names).cast(arrow_schema(kind)).replace_schema_metadata(arrow_schema(kind).metadata)
+    typed = (
+        table.select(arrow_schema(kind).names)
+        .cast(arrow_schema(kind))
+        .replace_schema_metadata(arrow_schema(kind).metadata)
+        .combine_chunks()
+    )
     sink = pa.BufferOutputStream()
     pq.write_table(typed, sink, compression="zstd", row_group_size=122_880, **_encodings(typed.schema))
     body = sink.getvalue()
@@ -114,11 +119,24 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def sync_folders(root: Path, segments: Sequence[Segment]) -> None:
-    """Make the names of segments durable, and those of the folders they may have been the first in."""
+def sync_folders(root: Path, segments: Sequence[Segment], known: set[Path]) -> None:
+    """Make the names of segments durable, and those of the folders they may have been the first in.
+
+    `known` holds folders whose own names this process has made durable, and takes new ones in; a folder that is removed must leave it.
+    """
     folders = {(root / segment.file).parent for segment in segments}
-    for folder in folders | {folder.parent for folder in folders} | ({root / FOLDER, root} if folders else set()):
+    fresh = folders - known
+    for folder in folders | {folder.parent for folder in fresh} | ({root / FOLDER, root} if fresh else set()):
         sync_folder(folder)
+    known |= fresh
+
+
+def kinds_of(wide: "pa.Table") -> list[RecordKind]:
+    """The kinds that a wide table has rows of."""
+    import pyarrow.compute as pc
+
+    found = set(pc.unique(wide.column("kind")).to_pylist())
+    return [kind for kind in RecordKind if kind.value in found]
 
 
 def split_days(kind: SegmentKind, wide: "pa.Table") -> dict[str, "pa.Table"]:
@@ -127,11 +145,13 @@ def split_days(kind: SegmentKind, wide: "pa.Table") -> dict[str, "pa.Table"]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    record_kind = RecordKind(kind.value)
-    rows = wide.filter(pc.equal(wide.column("kind"), record_kind.value))
+    mine = pc.equal(wide.column("kind"), RecordKind(kind.value).value)
+    # The columns first: a table of many nodes' answers has many pieces, and each column of each piece is filtered on its own.
+    rows = wide.select(arrow_schema(kind).names)
+    if not pc.all(mine).as_py():
+        rows = rows.filter(mine)
     if rows.num_rows == 0:
         return {}
-    rows = rows.select(arrow_schema(kind).names)
     days = rows.column("minute_us").to_numpy() // DAY_US
     found = np.unique(days)
     if len(found) == 1:

@@ -92,8 +92,8 @@ def with_devices(
 
     out = dict(devices)
     if wide is not None:
-        rows = wide.filter(pc.equal(wide.column("kind"), RecordKind.DEVICE.value))
         keys = ["node", "device_uuid", "device_model", "memory_total_bytes"]
+        rows = wide.select([*keys, "minute_us"]).filter(pc.equal(wide.column("kind"), RecordKind.DEVICE.value))
         for row in rows.group_by(keys).aggregate([("minute_us", "min"), ("minute_us", "max")]).to_pylist():
             key = (row["node"], row["device_uuid"])
             seen = DeviceRow(

@@ -26,7 +26,18 @@ from poolmeter.collector.intake import new_rows
 from poolmeter.collector.now import Newest
 from poolmeter.collector.publication import CatalogWriter, name_current
 from poolmeter.collector.retention import closed_days
-from poolmeter.collector.segments import FOLDER, TEMPORARY, Lost, Segment, day_of, split_days, sync_folder, sync_folders, write_segment
+from poolmeter.collector.segments import (
+    FOLDER,
+    TEMPORARY,
+    Lost,
+    Segment,
+    day_of,
+    kinds_of,
+    split_days,
+    sync_folder,
+    sync_folders,
+    write_segment,
+)
 from poolmeter.collector.state import NodeRow, State, catalog_tables, last_sequence, state_from, with_devices
 from poolmeter.collector.tables import ROLLUPS, TABLES, SegmentKind, arrow_schema
 from poolmeter.errors import BadInput, DataError, PoolmeterError, Unavailable
@@ -73,6 +84,7 @@ class Store:
         self._grace_s = grace_s
         self._on_step = on_step or (lambda _: None)
         self._mutex = threading.Lock()
+        self._folders: set[Path] = set()
         self._doomed: list[tuple[float, Path]] = []
         self._writer = CatalogWriter(root)
         self._lock = own(root)
@@ -152,7 +164,7 @@ class Store:
                 if basis(self._state) != before or any(segment.file not in live for segment in old):
                     self._forget(written)
                     return False
-                sync_folders(self.root, written)
+                sync_folders(self.root, written, self._folders)
                 gone = {segment.file for segment in old}
                 kept = {file: segment for file, segment in live.items() if file not in gone}
                 self._commit(replace(self._state, segments=kept | {segment.file: segment for segment in written}))
@@ -182,6 +194,7 @@ class Store:
                     path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()  # only an empty day goes
+                    self._folders.discard(path.parent)
 
     def _publish(
         self,
@@ -205,7 +218,7 @@ class Store:
             known += new.known
         wide = pa.concat_tables(fresh) if fresh else None
         counts: dict[RecordKind, int] = {}
-        for kind in RecordKind if wide is not None and wide.num_rows else ():
+        for kind in kinds_of(wide) if wide is not None else ():
             segment_kind = SegmentKind(kind.value)
             for day, part in split_days(segment_kind, wide).items():
                 written.append(write_segment(self.root, segment_kind, day, part))
@@ -215,7 +228,7 @@ class Store:
             table = pa.Table.from_pylist(bad, schema=arrow_schema(SegmentKind.QUARANTINE))
             written.append(write_segment(self.root, SegmentKind.QUARANTINE, day_of(now_us), table))
             self._on_step("segment")
-        sync_folders(self.root, written)
+        sync_folders(self.root, written, self._folders)
         self._on_step("synced")
         touched = {(segment.kind, segment.day) for segment in written}
         # A stored rollup of a day that gets late rows is no longer true: its view aggregates live until the day is rolled up again.
