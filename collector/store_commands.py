@@ -45,8 +45,8 @@ class StoreCheck:
         from poolmeter.collector.audit import audit
         from poolmeter.collector.catalog import query
 
-        with Progress(1, "of the store") as bar:
-            found = audit(root, lambda done, total: bar.show(done / max(total, 1)))
+        with Progress(100, "%") as bar:
+            found = audit(root, lambda done, total: bar.show(100 * done / max(total, 1)))
         rows = tuple({name: value for name, value in vars(problem).items() if value is not None} for problem in found.problems)
         lost = 0 if found.generation is None else query(root, "SELECT count(*) AS entries FROM lost").column(0)[0].as_py()
         totals = {
@@ -128,9 +128,9 @@ class StoreBackup:
         from poolmeter.collector.backup import back_up
 
         target = _path(args.target)
-        with Progress(1, "of the store") as bar:
+        with Progress(100, "%") as bar:
             since = None if args.since is None else _path(args.since)
-            made = back_up(_data(args), target, since, lambda done, total: bar.show(done / max(total, 1)))
+            made = back_up(_data(args), target, since, lambda done, total: bar.show(100 * done / max(total, 1)))
         row = {
             "backup": str(target),
             "generation": made.generation,
@@ -154,8 +154,8 @@ class StoreRestore:
         from poolmeter.collector.backup import restore
 
         data = _data(args)
-        with Progress(1, "of the backup") as bar:
-            found = restore(_path(args.source), data, lambda done, total: bar.show(done / max(total, 1)))
+        with Progress(100, "%") as bar:
+            found = restore(_path(args.source), data, lambda done, total: bar.show(100 * done / max(total, 1)))
         row = {
             "data": str(data.root),
             "generation": found.generation,

@@ -59,7 +59,7 @@ to stderr.
 Where things are: `--data`, else `$POOLMETER_DATA`, else `/var/lib/poolmeter` for root and `~/.local/share/poolmeter` for others. Nodes with
 an enforcer have a run folder too: `--run`, else `$POOLMETER_RUN`, else `/run/poolmeter` for root and `$XDG_RUNTIME_DIR/poolmeter` for others.
 
-The JSON of `up`, `demo`, `allocation …`, `usage`, `chargeback`, `recommend` and the other verbs of decisions, `doctor`, `top --once`, and `simulate tenant` is
+The JSON of `up`, `demo`, `allocation …`, `usage`, `chargeback`, `recommend` and the other verbs of decisions, `doctor`, `top --once`, `store …`, and `simulate tenant` is
 described by the `*.schema.json` files beside this page.
 
 A size is `512M`, `40GiB`, `1.5G` (1G = 1 GiB). A time is RFC 3339 (`2026-01-31T12:00:00Z`), a date, `today`, `7d`, or `last-month`.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import jsonschema
 import pyarrow.parquet as pq
 import pytest
 from collector_fakes import DAY, EPOCH, NOW, batch, event, records, scalar, slice_, snapshot, stored
@@ -34,6 +35,7 @@ from poolmeter.errors import DataError, Refused, Unavailable
 from poolmeter.model.units import DAY_US, HOUR_US, MINUTE_US
 from poolmeter.places import CollectorData
 
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "store.schema.json").read_text())
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -51,7 +53,10 @@ def poolmeter(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any
     """Exit code, the JSON on stdout (None: none), and stderr."""
     code = cli.main([*words, "--format", "json"])
     out, said = capsys.readouterr()
-    return code, json.loads(out) if out else None, said
+    report = json.loads(out) if out else None
+    if report is not None:
+        jsonschema.validate(report, SCHEMA)
+    return code, report, said
 
 
 def tree(folder: Path) -> dict[str, bytes]:
