@@ -40,7 +40,7 @@ def set_aside(root: Path, names: Sequence[str], now_us: int) -> list[Lost]:
         problems.append(problem)
     # Others may be torn too: each is set aside by its own word, and none of them must keep the store from opening for this.
     out: list[Lost] = []
-    with Store(root, damaged=_torn(root)) as store:
+    with Store(root, damaged=_live(root)) as store:
         for segment, problem in zip(segments, problems, strict=True):
             lost = losses(store.root, store.state, segment, now_us, problem.sentence)
             store.lose(segment, lost)
@@ -50,7 +50,7 @@ def set_aside(root: Path, names: Sequence[str], now_us: int) -> list[Lost]:
     return out
 
 
-def _torn(root: Path) -> list[str]:
+def _live(root: Path) -> list[str]:
     with open_catalog(root) as connection:
         return [segment.file for segment in live_segments(connection)]
 

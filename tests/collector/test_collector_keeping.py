@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import httpx
 import jsonschema
 import pyarrow.parquet as pq
 import pytest
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from poolmeter import cli
 from poolmeter.books.writer import Books
 from poolmeter.collector import aside, backup
+from poolmeter.collector.api import ApiState, create_app
 from poolmeter.collector.audit import audit, examine
 from poolmeter.collector.backup import MANIFEST, back_up, read_manifest, restore
 from poolmeter.collector.catalog import CURRENT, open_any, query
@@ -287,6 +289,20 @@ def test_a_torn_segment_keeps_no_other_record_out_and_its_readers_get_one_senten
     names = [victim.name, quarantined.name]
     assert sum(row.rows for row in aside.set_aside(tmp_path, names, NOW)) == 4
     assert len(stored(tmp_path)) == 8 and audit(tmp_path).problems == []
+
+
+async def test_the_health_page_names_a_torn_segment_and_the_collector_stays_ready(tmp_path: Path) -> None:
+    with Store(tmp_path / "store") as store, Books(tmp_path / "books.sqlite") as books:
+        store.publish([batch(records("n1", EPOCH, 1, 8, DAY))], now_us=NOW)
+        victim = one_segment(tmp_path / "store")
+        os.truncate(victim, 5)
+        store.publish([batch(records("n1", EPOCH, 9, 4, DAY))], now_us=NOW)
+        state = ApiState(store, books, "secret", tuple, reads_need_token=False)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://collector") as http:
+            body = (await http.get("/v1/health")).json()
+            assert (await http.get("/readyz")).status_code == 200
+    assert body["status"] == "degraded" and body["store"]["writable"] is True
+    assert [victim.name in warning for warning in body["warnings"]] == [True]
 
 
 def test_a_view_of_nothing_but_a_torn_segment_says_so_when_asked(tmp_path: Path) -> None:
