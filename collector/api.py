@@ -138,6 +138,7 @@ class _Health:
         warnings = [f"node {row.get('node') or row['url']} is {row['state']}: {row.get('reason', 'no reason known')}" for row in bad]
         if self._state.store.trouble:
             warnings.insert(0, self._state.store.trouble)
+        warnings += self._state.store.damaged.values()
         store = {
             "generation": state.generation,
             "published": rfc3339(state.published_us),

@@ -1,8 +1,8 @@
 """Reading a store: the catalog that `CURRENT` names, opened read-only, while the collector may be writing the next one.
 
 A catalog is a small DuckDB file: views over exactly the live segments (`device_minutes`, `slice_minutes`, `process_minutes`, `event_log`,
-`quarantine`, `slice_days`, `device_days`) and tables (`meta`, `nodes`, `sequences`, `devices`, `segments`, `now_nodes`, `now_devices`,
-`now_slices`, `now_processes`, `now_sources`); docs/reference/store.md lists the columns. Views name files relative to the root, so a
+`quarantine`, `slice_hours`, `device_hours`, `slice_days`, `device_days`) and tables (`meta`, `nodes`, `sequences`, `devices`, `segments`,
+`lost`, `now_nodes`, `now_devices`, `now_slices`, `now_processes`, `now_sources`); docs/reference/store.md lists the columns. Views name files relative to the root, so a
 store can be moved; plain `duckdb` (2.x) must be started in the root.
 """
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 CURRENT = "CURRENT"
 _NAME = re.compile(r"^catalog-(\d+)\.duckdb$")
 _ATTEMPTS = 5
+_RESTORE = "poolmeter store restore puts a backup in its place"
+
+
+class TornCatalog(DataError):
+    """The catalog, or the file that names it, is damaged: a backup has to take its place."""
 
 
 def current_name(root: Path) -> str | None:
@@ -33,9 +38,9 @@ def current_name(root: Path) -> str | None:
     except OSError as error:
         raise Unavailable(f"store {root} cannot be read: {error}") from None
     except UnicodeDecodeError:
-        raise DataError(f"{root / CURRENT} is no text, expected the name of a catalog such as catalog-7.duckdb") from None
+        raise TornCatalog(f"{root / CURRENT} is no text, expected the name of a catalog such as catalog-7.duckdb; {_RESTORE}") from None
     if _NAME.match(text) is None:
-        raise DataError(f"{root / CURRENT} is {text!r:.80}, expected the name of a catalog such as catalog-7.duckdb")
+        raise TornCatalog(f"{root / CURRENT} is {text!r:.80}, expected the name of a catalog such as catalog-7.duckdb; {_RESTORE}")
     return text
 
 
@@ -51,6 +56,16 @@ def open_catalog(root: Path) -> "duckdb.DuckDBPyConnection":
     Open one per question: a connection kept open goes on seeing the old state, whose segments are deleted after a grace period.
     Raises Unavailable when there is no store, DataError when it has another version.
     """
+    connection, found = open_any(root)
+    if found == STORE_VERSION:
+        return connection
+    connection.close()
+    advice = "poolmeter store migrate brings it there" if found < STORE_VERSION else "a newer poolmeter wrote it"
+    raise DataError(f"store {root} has version {found}, expected {STORE_VERSION}: {advice}")
+
+
+def open_any(root: Path) -> "tuple[duckdb.DuckDBPyConnection, int]":
+    """Like `open_catalog`, of any version, and which it is. Raises Unavailable when there is no store, DataError when it is torn."""
     import duckdb
 
     failure = ""
@@ -65,32 +80,32 @@ def open_catalog(root: Path) -> "duckdb.DuckDBPyConnection":
         except duckdb.Error as error:
             # The collector moved on between the two reads and the grace period is over: look again.
             failure = str(error).splitlines()[0]
-            if not path.exists() or current_name(root) != name:
+            if current_name(root) != name:
                 continue
-            raise DataError(
-                f"catalog {path} cannot be opened: {failure:.200}; expected a DuckDB 2 file of store version {STORE_VERSION}"
-            ) from None
+            if not path.exists():
+                raise TornCatalog(f"catalog {path} is missing, expected the file that {CURRENT} names; {_RESTORE}") from None
+            expected = f"a DuckDB 2 file of store version {STORE_VERSION}"
+            raise TornCatalog(f"catalog {path} cannot be opened: {failure:.200}; expected {expected}; {_RESTORE}") from None
         try:
-            _prepare(connection, root)
+            return connection, _prepare(connection, root)
         except BaseException:
             connection.close()
             raise
-        return connection
     raise Unavailable(f"store {root} has no readable catalog: {failure:.200}")
 
 
-def _prepare(connection: "duckdb.DuckDBPyConnection", root: Path) -> None:
+def _prepare(connection: "duckdb.DuckDBPyConnection", root: Path) -> int:
     import duckdb
 
     try:
         found = connection.execute("SELECT store_version FROM meta").fetchall()
     except duckdb.Error as error:
-        raise DataError(f"store {root} has no version: {str(error).splitlines()[0]:.120}; expected {STORE_VERSION}") from None
-    if found != [(STORE_VERSION,)]:
-        text = found[0][0] if len(found) == 1 else "absent"
-        raise DataError(f"store {root} has version {text}, expected {STORE_VERSION}")
+        raise TornCatalog(f"store {root} has no version: {str(error).splitlines()[0]:.120}; expected {STORE_VERSION}; {_RESTORE}") from None
+    if len(found) != 1:
+        raise TornCatalog(f"store {root} has version absent, expected {STORE_VERSION}")
     connection.execute(f"SET file_search_path = {literal(str(root.absolute()))}")
     connection.execute("SET TimeZone = 'UTC'")
+    return int(found[0][0])
 
 
 def unreadable(root: Path, error: "duckdb.Error") -> Exception:

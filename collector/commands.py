@@ -14,6 +14,9 @@ from poolmeter.tokens import read_token
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
+    from poolmeter.collector.retention import Retention
+    from poolmeter.config import CollectorSection
+
 
 class Collector:
     """Pull every configured exporter, keep what they send in the store under the data folder, and serve it over HTTP.
@@ -50,7 +53,7 @@ class Collector:
                 port=port,
                 nodes=tuple(check_url(url) for url in nodes),
                 pull=PullSettings(config.name, None if token_file is None else read_token(token_file), interval_s, config.timeout_s),
-                process_days=config.process_days,
+                keep=retention(config),
                 token=None if config.api_token_file is None else read_token(config.api_token_file),
                 ready_file=Path(args.ready_file) if args.ready_file else None,
                 books=None if args.local_books else config.books,
@@ -62,6 +65,13 @@ class Collector:
     def extra_routes(self, args: argparse.Namespace) -> "Sequence[BaseRoute]":
         """Other components' routes, served beside the collector's own."""
         return ()
+
+
+def retention(config: "CollectorSection") -> "Retention":
+    """How long each tier of the store is kept, as configured."""
+    from poolmeter.collector.retention import Retention
+
+    return Retention(config.process_days, config.minute_days, config.hour_days, config.quarantine_days)
 
 
 def check_url(text: str) -> str:

@@ -23,6 +23,7 @@ from poolmeter.collector.events import take_outcomes
 from poolmeter.collector.maintenance import maintain
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pull import NodePuller, PullSettings
+from poolmeter.collector.retention import Retention
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Store
 from poolmeter.errors import PoolmeterError, Unavailable
@@ -49,7 +50,7 @@ class Settings:
     port: int
     nodes: tuple[str, ...]
     pull: PullSettings
-    process_days: int
+    keep: Retention
     token: str | None = None
     ready_file: Path | None = None
     books: str | None = None  # a database's URL; without, the file in the data folder
@@ -143,7 +144,7 @@ async def _serve(
         serving = asyncio.create_task(web.serve(sockets=[server]))
         spread = settings.pull.interval_s / len(pullers) if len(pullers) > SPREAD_ABOVE else 0.0
         working = [asyncio.create_task(puller.run(spread * index)) for index, puller in enumerate(pullers)]
-        working.append(asyncio.create_task(_maintenance(store, books, settings.process_days, clock)))
+        working.append(asyncio.create_task(_maintenance(store, books, settings.keep, clock)))
         stopping = asyncio.create_task(stop.wait())
         try:
             await _announce(web, serving, server, settings)
@@ -197,12 +198,12 @@ async def _cancel(tasks: Sequence["asyncio.Task[object]"]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _maintenance(store: Store, books: Books, process_days: int, clock: Clock) -> None:
+async def _maintenance(store: Store, books: Books, keep: Retention, clock: Clock) -> None:
     while True:
         await asyncio.sleep(MAINTENANCE_S)
         try:
             await asyncio.to_thread(books.expire_due)
-            await asyncio.to_thread(maintain, store, clock.wall_us(), process_days)
+            await asyncio.to_thread(maintain, store, clock.wall_us(), keep)
         except PoolmeterError as error:
             _log.error("maintenance: %s", error)
         except Exception:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+# The smallest that DuckDB knows: each table takes blocks of its own, and a catalog of small tables is a tenth as large, and as slow to sync.
+BLOCK_BYTES = 16384
+
+
 def catalog_name(generation: int) -> str:
     """File name of a generation's catalog."""
     return f"catalog-{generation}.duckdb"
@@ -27,12 +31,15 @@ class CatalogWriter:
         self._root = root
         self._engine: duckdb.DuckDBPyConnection | None = None
 
-    def write(self, generation: int, segments: Sequence[Segment], tables: Mapping[str, "pa.Table"]) -> Path:
-        """A durable catalog that nothing names yet. `tables` holds every table of `TABLES`. Raises OSError, duckdb.Error."""
+    def write(self, generation: int, segments: Sequence[Segment], tables: Mapping[str, "pa.Table"], damaged: Mapping[str, str]) -> Path:
+        """A durable catalog that nothing names yet. `tables` holds every table of `TABLES`. Raises OSError, duckdb.Error.
+
+        `damaged` names segments that cannot be read, and why: the views name them last.
+        """
         temporary = self._root / f"{TEMPORARY}catalog-{generation}.duckdb"
         temporary.unlink(missing_ok=True)
         try:
-            self._fill(temporary, segments, tables)
+            self._fill(temporary, segments, tables, damaged)
             handle = os.open(temporary, os.O_RDONLY)
             try:
                 os.fsync(handle)
@@ -55,17 +62,20 @@ class CatalogWriter:
             self._engine.close()
             self._engine = None
 
-    def _fill(self, path: Path, segments: Sequence[Segment], tables: Mapping[str, "pa.Table"]) -> None:
+    def _fill(self, path: Path, segments: Sequence[Segment], tables: Mapping[str, "pa.Table"], damaged: Mapping[str, str]) -> None:
         engine = self._engine = self._engine or self._start()
-        engine.execute(f"ATTACH {literal(str(path))} AS next")
+        engine.execute(f"ATTACH {literal(str(path))} AS next (BLOCK_SIZE {BLOCK_BYTES})")
         engine.execute("USE next")
         engine.execute("BEGIN")
-        for name in TABLES:
+        for name, columns in TABLES.items():
+            if not tables[name].num_rows:
+                engine.execute(f"CREATE TABLE {name} ({', '.join(f'{quoted(column.name)} {column.type}' for column in columns)})")
+                continue
             engine.register("incoming", tables[name])
             engine.execute(f"CREATE TABLE {name} AS SELECT * FROM incoming")
             engine.unregister("incoming")
         for view in VIEWS:
-            engine.execute(view_statement(view, segments))
+            engine.execute(view_statement(view, segments, damaged))
         engine.execute("COMMIT")
         engine.execute("USE memory")
         # Detaching writes the last pages and closes the file.
@@ -79,10 +89,10 @@ class CatalogWriter:
         return engine
 
 
-def view_statement(view: str, segments: Sequence[Segment]) -> str:
+def view_statement(view: str, segments: Sequence[Segment], damaged: Mapping[str, str]) -> str:
     """CREATE VIEW over exactly the live segments; typed and empty when there are none."""
     kind, derived, expression = VIEWS[view]
-    source = view_source(kind, segments)
+    source = view_source(kind, segments, damaged)
     if source is None:
         nothing = ", ".join(f"CAST(NULL AS {field.type}) AS {quoted(field.name)}" for field in view_fields(view))
         return f"CREATE VIEW {view} AS SELECT {nothing} WHERE false"

@@ -3,15 +3,16 @@
 `segments/KIND/day=YYYY-MM-DD/NAME.parquet` under the root; written under a temporary name, synced, renamed, and the folder synced.
 """
 
+import hashlib
 import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from poolmeter.collector.tables import SegmentKind, arrow_schema
+from poolmeter.collector.tables import SegmentKind, arrow_schema, time_column
 from poolmeter.model.snapshot import Snapshot
 from poolmeter.model.units import DAY_US, MICROSECONDS
 from poolmeter.model.usage import RecordKind, UsageRecord
@@ -25,7 +26,7 @@ TEMPORARY = ".tmp-"
 
 @dataclass(frozen=True)
 class Segment:
-    """A live segment; `file` is relative to the root; `level` counts how often its rows were merged."""
+    """A live segment; `file` is relative to the root; `level` counts how often its rows were merged; `sha256` is of the file's bytes."""
 
     kind: SegmentKind
     day: str
@@ -35,6 +36,23 @@ class Segment:
     min_minute_us: int
     max_minute_us: int
     level: int = 0
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Rows of a damaged segment that was set aside: `rows` of `node` (None: of which node cannot be told), at most so many unless `exact`."""
+
+    kind: str
+    day: str
+    file: str
+    node: str | None
+    rows: int
+    exact: bool
+    min_minute_us: int
+    max_minute_us: int
+    at_us: int
+    reason: str
 
 
 def day_of(minute_us: int) -> str:
@@ -47,8 +65,9 @@ def day_start_us(day: str) -> int:
     return int(datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()) * MICROSECONDS
 
 
-def write_segment(root: Path, kind: SegmentKind, day: str, table: "pa.Table", time_column: str, level: int = 0) -> Segment:
+def write_segment(root: Path, kind: SegmentKind, day: str, table: "pa.Table", level: int = 0) -> Segment:
     """Write one segment, synced; the folder is synced by the caller (`sync_folders`). Nothing is left behind on an error (OSError)."""
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -57,19 +76,38 @@ def write_segment(root: Path, kind: SegmentKind, day: str, table: "pa.Table", ti
     stem = secrets.token_hex(8)
     temporary = folder / f"{TEMPORARY}{stem}"
     final = folder / f"{stem}.parquet"
-    typed = table.select(arrow_schema(kind).names).cast(arrow_schema(kind)).replace_schema_metadata(arrow_schema(kind).metadata)
+    typed = (
+        table.select(arrow_schema(kind).names)
+        .cast(arrow_schema(kind))
+        .replace_schema_metadata(arrow_schema(kind).metadata)
+        .combine_chunks()
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(typed, sink, compression="zstd", row_group_size=122_880, **_encodings(typed.schema))
+    body = sink.getvalue()
     try:
         with temporary.open("wb") as file:
-            pq.write_table(typed, file, compression="zstd", row_group_size=122_880)
+            file.write(body)
             file.flush()
             os.fsync(file.fileno())
-            size = file.tell()
         os.rename(temporary, final)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    bounds = pc.min_max(typed.column(time_column)).as_py()
-    return Segment(kind, day, str(final.relative_to(root)), typed.num_rows, size, bounds["min"], bounds["max"], level)
+    bounds = pc.min_max(typed.column(time_column(kind))).as_py()
+    digest = hashlib.sha256(body).hexdigest()
+    return Segment(kind, day, str(final.relative_to(root)), typed.num_rows, body.size, bounds["min"], bounds["max"], level, digest)
+
+
+def _encodings(schema: "pa.Schema") -> dict[str, Any]:
+    """How columns are packed: text by dictionary, whole numbers by their differences, a third smaller and twice as fast to write as by default."""
+    import pyarrow as pa
+
+    whole = [column.name for column in schema if column.type == pa.int64()]
+    return {
+        "use_dictionary": [column.name for column in schema if column.type == pa.utf8()],
+        "column_encoding": dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
+    }
 
 
 def sync_folder(folder: Path) -> None:
@@ -81,11 +119,24 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def sync_folders(root: Path, segments: Sequence[Segment]) -> None:
-    """Make the names of segments durable, and those of the folders they may have been the first in."""
+def sync_folders(root: Path, segments: Sequence[Segment], known: set[Path]) -> None:
+    """Make the names of segments durable, and those of the folders they may have been the first in.
+
+    `known` holds folders whose own names this process has made durable, and takes new ones in; a folder that is removed must leave it.
+    """
     folders = {(root / segment.file).parent for segment in segments}
-    for folder in folders | {folder.parent for folder in folders} | ({root / FOLDER, root} if folders else set()):
+    fresh = folders - known
+    for folder in folders | {folder.parent for folder in fresh} | ({root / FOLDER, root} if fresh else set()):
         sync_folder(folder)
+    known |= fresh
+
+
+def kinds_of(wide: "pa.Table") -> list[RecordKind]:
+    """The kinds that a wide table has rows of."""
+    import pyarrow.compute as pc
+
+    found = set(pc.unique(wide.column("kind")).to_pylist())
+    return [kind for kind in RecordKind if kind.value in found]
 
 
 def split_days(kind: SegmentKind, wide: "pa.Table") -> dict[str, "pa.Table"]:
@@ -94,11 +145,13 @@ def split_days(kind: SegmentKind, wide: "pa.Table") -> dict[str, "pa.Table"]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    record_kind = RecordKind(kind.value)
-    rows = wide.filter(pc.equal(wide.column("kind"), record_kind.value))
+    mine = pc.equal(wide.column("kind"), RecordKind(kind.value).value)
+    # The columns first: a table of many nodes' answers has many pieces, and each column of each piece is filtered on its own.
+    rows = wide.select(arrow_schema(kind).names)
+    if not pc.all(mine).as_py():
+        rows = rows.filter(mine)
     if rows.num_rows == 0:
         return {}
-    rows = rows.select(arrow_schema(kind).names)
     days = rows.column("minute_us").to_numpy() // DAY_US
     found = np.unique(days)
     if len(found) == 1:

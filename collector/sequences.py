@@ -27,6 +27,8 @@ class Ranges:
 
         if not self.ranges:
             return np.zeros(len(sequences), bool)
+        if len(self.ranges) == 1:  # an honest spool
+            return (sequences >= self.ranges[0][0]) & (sequences <= self.ranges[0][1])
         firsts = np.array([first for first, _ in self.ranges], np.int64)
         lasts = np.array([last for _, last in self.ranges], np.int64)
         at = np.searchsorted(firsts, sequences, side="right") - 1
@@ -38,12 +40,16 @@ class Ranges:
 
         if not len(sequences):
             return self
-        new = np.unique(sequences)
-        cuts = np.nonzero(np.diff(new) > 1)[0]
-        firsts = new[np.concatenate(([0], cuts + 1))]
-        lasts = new[np.concatenate((cuts, [len(new) - 1]))]
+        if int(sequences[-1]) - int(sequences[0]) == len(sequences) - 1 and (np.diff(sequences) == 1).all():
+            found = [(int(sequences[0]), int(sequences[-1]))]
+        else:
+            new = np.unique(sequences)
+            cuts = np.nonzero(np.diff(new) > 1)[0]
+            firsts = new[np.concatenate(([0], cuts + 1))]
+            lasts = new[np.concatenate((cuts, [len(new) - 1]))]
+            found = [(int(first), int(last)) for first, last in zip(firsts, lasts, strict=True)]
         merged: list[tuple[int, int]] = []
-        for first, last in sorted([*self.ranges, *((int(a), int(b)) for a, b in zip(firsts, lasts, strict=True))]):
+        for first, last in sorted([*self.ranges, *found]):
             if merged and first <= merged[-1][1] + 1:
                 merged[-1] = (merged[-1][0], max(merged[-1][1], last))
             else:

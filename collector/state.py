@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from poolmeter.collector.now import NOW_TABLES, Newest, rows_to_table
-from poolmeter.collector.segments import Segment
+from poolmeter.collector.segments import Lost, Segment
 from poolmeter.collector.sequences import Ranges
 from poolmeter.collector.tables import STORE_VERSION, SegmentKind
 from poolmeter.model.usage import RecordKind
@@ -56,6 +56,7 @@ class State:
     nodes: dict[str, NodeRow] = field(default_factory=dict)
     devices: dict[tuple[str, str], DeviceRow] = field(default_factory=dict)
     now: dict[str, dict[str, "pa.Table"]] = field(default_factory=dict)
+    lost: tuple[Lost, ...] = ()
 
 
 def state_from(tables: Mapping[str, "pa.Table"]) -> State:
@@ -73,6 +74,7 @@ def state_from(tables: Mapping[str, "pa.Table"]) -> State:
         nodes={row["url"]: NodeRow(**row) for row in rows["nodes"]},
         devices={(row["node"], row["uuid"]): DeviceRow(**row) for row in rows["devices"]},
         now=_now_by_node(tables),
+        lost=tuple(Lost(**row) for row in tables["lost"].to_pylist()),
     )
 
 
@@ -90,8 +92,8 @@ def with_devices(
 
     out = dict(devices)
     if wide is not None:
-        rows = wide.filter(pc.equal(wide.column("kind"), RecordKind.DEVICE.value))
         keys = ["node", "device_uuid", "device_model", "memory_total_bytes"]
+        rows = wide.select([*keys, "minute_us"]).filter(pc.equal(wide.column("kind"), RecordKind.DEVICE.value))
         for row in rows.group_by(keys).aggregate([("minute_us", "min"), ("minute_us", "max")]).to_pylist():
             key = (row["node"], row["device_uuid"])
             seen = DeviceRow(
@@ -144,6 +146,7 @@ def catalog_tables(state: State) -> dict[str, "pa.Table"]:
         "sequences": rows_to_table("sequences", ranges),
         "devices": rows_to_table("devices", [vars(row) for row in state.devices.values()]),
         "segments": rows_to_table("segments", [{**vars(row), "kind": row.kind.value} for row in state.segments.values()]),
+        "lost": rows_to_table("lost", [vars(row) for row in state.lost]),
     }
     for name in NOW_TABLES:
         tables[name] = pa.concat_tables([rows_to_table(name, []), *(found[name] for found in state.now.values())])

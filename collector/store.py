@@ -9,45 +9,47 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from poolmeter.clock import SystemClock
+from poolmeter.collector.audit import torn_heads
 from poolmeter.collector.catalog import current_name, generation_of, open_catalog
-from poolmeter.collector.check import Checked
+from poolmeter.collector.intake import Batch as Batch
+from poolmeter.collector.intake import new_rows
 from poolmeter.collector.now import Newest
 from poolmeter.collector.publication import CatalogWriter, name_current
-from poolmeter.collector.segments import FOLDER, TEMPORARY, Segment, day_of, split_days, sync_folder, sync_folders, write_segment
-from poolmeter.collector.sequences import Ranges
+from poolmeter.collector.retention import closed_days
+from poolmeter.collector.segments import (
+    FOLDER,
+    TEMPORARY,
+    Lost,
+    Segment,
+    day_of,
+    kinds_of,
+    split_days,
+    sync_folder,
+    sync_folders,
+    write_segment,
+)
 from poolmeter.collector.state import NodeRow, State, catalog_tables, last_sequence, state_from, with_devices
-from poolmeter.collector.tables import DAY_SOURCES, TABLES, SegmentKind, arrow_schema
+from poolmeter.collector.tables import ROLLUPS, TABLES, SegmentKind, arrow_schema
 from poolmeter.errors import BadInput, DataError, PoolmeterError, Unavailable
 from poolmeter.model.usage import RecordKind
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 LOCK = "LOCK"
 GRACE_S = 300.0
 # An opened catalog stays readable after it is deleted, so only the moment between reading CURRENT and opening it counts; at a publication a
 # second the old ones would else fill a gigabyte.
 CATALOG_GRACE_S = 10.0
+FULL_BYTES = 1 << 20  # a catalog needs about a quarter of that
 _log = logging.getLogger("poolmeter.collector")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One checked response of one node's spool."""
-
-    node: str
-    epoch: str
-    checked: Checked
-    received_us: int
 
 
 @dataclass(frozen=True)
@@ -63,23 +65,31 @@ class Published:
 class Store:
     """The one writer of a root; a context manager. Every method may be called from any thread.
 
-    `on_step` is called between the steps of a publication (`segment`, `synced`, `catalog`, `current`): tests crash there.
+    `on_step` is called between the steps of a publication (`segment`, `synced`, `catalog`, `current`): tests crash there. `trouble` says
+    why the last publication failed; `damaged` which segments were found damaged since the start, and how: they are merged no more.
     """
 
-    def __init__(self, root: Path, *, grace_s: float = GRACE_S, on_step: Callable[[str], None] | None = None) -> None:
-        """Lock and load. Raises Unavailable (another owner, no permission), DataError (version, damage), BadInput (a comma)."""
+    def __init__(
+        self, root: Path, *, grace_s: float = GRACE_S, on_step: Callable[[str], None] | None = None, damaged: Collection[str] = ()
+    ) -> None:
+        """Lock and load. Raises Unavailable (another owner, no permission), DataError (version, damage), BadInput (a comma).
+
+        `damaged` names segments that may be torn or missing: who opens the store so is about to set them aside.
+        """
         if "," in str(root.absolute()):
             raise BadInput(f"store {root} has a comma in its path, expected none: DuckDB's search path is split there")
         self.root = root
         self.trouble: str | None = None
+        self.damaged: dict[str, str] = {}
         self._grace_s = grace_s
         self._on_step = on_step or (lambda _: None)
         self._mutex = threading.Lock()
+        self._folders: set[Path] = set()
         self._doomed: list[tuple[float, Path]] = []
         self._writer = CatalogWriter(root)
-        self._lock = _own(root)
+        self._lock = own(root)
         try:
-            self._state = self._load()
+            self._state = self._load(frozenset(damaged))
             self._clear_leftovers()
             if self._state.generation == 0:
                 self._found()
@@ -137,12 +147,15 @@ class Store:
                 self.trouble = str(failure)
                 raise failure from error
 
-    def swap(self, old: Sequence[Segment], new: Callable[[], list[Segment]], basis: Callable[[State], object]) -> bool:
+    def swap(
+        self, old: Sequence[Segment], new: Callable[[], list[Segment]], basis: Callable[[State], object], since: State | None = None
+    ) -> bool:
         """Replace live segments by others that hold the same rows (or by none: retention); False when `basis` changed meanwhile.
 
-        `new` writes them without the store being held, so that pulls go on. Raises Unavailable.
+        `new` writes them without the store being held, so that pulls go on; `since` is the state that the step was chosen by (the one at the
+        call). Raises Unavailable.
         """
-        before = basis(self._state)
+        before = basis(since or self._state)
         written: list[Segment] = []
         try:
             written = new()
@@ -151,7 +164,7 @@ class Store:
                 if basis(self._state) != before or any(segment.file not in live for segment in old):
                     self._forget(written)
                     return False
-                sync_folders(self.root, written)
+                sync_folders(self.root, written, self._folders)
                 gone = {segment.file for segment in old}
                 kept = {file: segment for file, segment in live.items() if file not in gone}
                 self._commit(replace(self._state, segments=kept | {segment.file: segment for segment in written}))
@@ -159,6 +172,16 @@ class Store:
         except Exception as error:
             self._forget(written)
             raise self._unwritable(error) from error
+
+    def lose(self, segment: Segment, lost: Sequence[Lost]) -> None:
+        """Publish a state without a damaged segment, in which `lost` says what is gone. Raises Unavailable."""
+        with self._mutex:
+            segments = {file: found for file, found in self._state.segments.items() if file != segment.file}
+            try:
+                self._commit(replace(self._state, segments=segments, lost=(*self._state.lost, *lost)))
+            except Exception as error:
+                raise self._unwritable(error) from error
+            self.damaged.pop(segment.file, None)
 
     def sweep(self) -> None:
         """Delete what no reader can be using any more."""
@@ -171,6 +194,7 @@ class Store:
                     path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()  # only an empty day goes
+                    self._folders.discard(path.parent)
 
     def _publish(
         self,
@@ -186,31 +210,32 @@ class Store:
         state = self._state
         sequences = dict(state.sequences)
         fresh, bad, known = [], list[dict[str, Any]](), 0
+        closed = closed_days(state)
         for batch in batches:
-            table, wrong, dropped = _unknown_rows(batch, sequences)
-            fresh.append(table)
-            bad += wrong
-            known += dropped
+            new = new_rows(batch, sequences, closed)
+            fresh.append(new.rows)
+            bad += new.quarantine
+            known += new.known
         wide = pa.concat_tables(fresh) if fresh else None
         counts: dict[RecordKind, int] = {}
-        for kind in RecordKind if wide is not None and wide.num_rows else ():
+        for kind in kinds_of(wide) if wide is not None else ():
             segment_kind = SegmentKind(kind.value)
             for day, part in split_days(segment_kind, wide).items():
-                written.append(write_segment(self.root, segment_kind, day, part, "minute_us"))
+                written.append(write_segment(self.root, segment_kind, day, part))
                 counts[kind] = counts.get(kind, 0) + part.num_rows
                 self._on_step("segment")
         if bad:
             table = pa.Table.from_pylist(bad, schema=arrow_schema(SegmentKind.QUARANTINE))
-            written.append(write_segment(self.root, SegmentKind.QUARANTINE, day_of(now_us), table, "received_us"))
+            written.append(write_segment(self.root, SegmentKind.QUARANTINE, day_of(now_us), table))
             self._on_step("segment")
-        sync_folders(self.root, written)
+        sync_folders(self.root, written, self._folders)
         self._on_step("synced")
         touched = {(segment.kind, segment.day) for segment in written}
-        # A stored day that gets late rows is no longer true: its view aggregates live until it is rolled up again.
+        # A stored rollup of a day that gets late rows is no longer true: its view aggregates live until the day is rolled up again.
         segments = {
             file: segment
             for file, segment in state.segments.items()
-            if segment.kind not in DAY_SOURCES or (DAY_SOURCES[segment.kind], segment.day) not in touched
+            if segment.kind not in ROLLUPS or (ROLLUPS[segment.kind].source, segment.day) not in touched
         } | {segment.file: segment for segment in written}
         rows = {url: row for url, row in state.nodes.items() if url not in forget}
         rows |= {row.url: replace(row, last_sequence=last_sequence(sequences, row)) for row in nodes}
@@ -239,7 +264,7 @@ class Store:
             raise Unavailable(f"store {self.root} is closed, expected an open one")
         before = self._state
         wanted = replace(wanted, generation=before.generation + 1)
-        self._writer.write(wanted.generation, tuple(wanted.segments.values()), catalog_tables(wanted))
+        self._write_catalog(wanted)
         self._on_step("catalog")
 
         def replaced() -> None:
@@ -252,6 +277,21 @@ class Store:
         if before.generation:
             self._doomed.append((now + min(self._grace_s, CATALOG_GRACE_S), self.root / f"catalog-{before.generation}.duckdb"))
 
+    def _write_catalog(self, wanted: State) -> None:
+        import duckdb
+
+        segments, tables = tuple(wanted.segments.values()), catalog_tables(wanted)
+        try:
+            self._writer.write(wanted.generation, segments, tables, self.damaged)
+        except duckdb.Error:
+            torn = torn_heads(self.root, segments, self.damaged)
+            if not torn:
+                raise
+            for sentence in torn.values():
+                _log.error("%s", sentence)
+            self.damaged |= torn
+            self._writer.write(wanted.generation, segments, tables, self.damaged)
+
     def _forget(self, written: Sequence[Segment]) -> None:
         """Remove segments of a publication that failed, unless it had already become the published state."""
         for segment in written:
@@ -262,21 +302,28 @@ class Store:
     def _unwritable(self, error: Exception) -> PoolmeterError:
         if isinstance(error, PoolmeterError):
             return error
-        text = (
-            error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0] if str(error) else repr(error)
-        )
+        if isinstance(error, OSError) and error.strerror:
+            text = error.strerror
+        else:
+            # DuckDB's first line names its own step, not the disk.
+            text = "No space left on device" if _full(self.root) else (str(error).splitlines() or [repr(error)])[0].strip()
         return Unavailable(f"store {self.root} cannot be written: {text:.200}")
 
-    def _load(self) -> State:
+    def _load(self, damaged: frozenset[str]) -> State:
         if current_name(self.root) is None:
             return State()
         with open_catalog(self.root) as connection:
             tables = {name: connection.sql(f"SELECT * FROM {name}").to_arrow_table() for name in TABLES}
         state = state_from(tables)
+        torn = []
         for segment in state.segments.values():
             found = _size(self.root / segment.file)
-            if found != segment.bytes:
-                raise DataError(f"segment {segment.file} of store {self.root} has {found} bytes, expected {segment.bytes}")
+            if found != segment.bytes and segment.file not in damaged:
+                said = "is missing" if found is None else f"has {found} bytes"
+                torn.append(f"segment {segment.file} of store {self.root} {said}, expected {segment.bytes} bytes")
+        if torn:
+            more = f" (and {len(torn) - 1} more)" if len(torn) > 1 else ""
+            raise DataError(f"{torn[0]}{more}; poolmeter store check names all that are damaged, and its --set-aside goes on without them")
         return state
 
     def _clear_leftovers(self) -> None:
@@ -295,7 +342,8 @@ class Store:
                 self._doomed.append((deadline, path))
 
 
-def _own(root: Path) -> int:
+def own(root: Path) -> int:
+    """The lock of a root, as an open file; the root is made where it is not there. Raises Unavailable: another owner, a closed disk."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -310,38 +358,15 @@ def _own(root: Path) -> int:
     return handle
 
 
+def _full(root: Path) -> bool:
+    try:
+        return shutil.disk_usage(root).free < FULL_BYTES
+    except OSError:
+        return False
+
+
 def _size(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return None
-
-
-def _unknown_rows(batch: Batch, sequences: dict[tuple[str, str], Ranges]) -> tuple["pa.Table", list[dict[str, Any]], int]:
-    """What of a batch is new: rows of the wide table, quarantine rows, and how many rows were known. `sequences` takes them in."""
-    import numpy as np
-    import pyarrow as pa
-
-    ranges = sequences.get((batch.node, batch.epoch), Ranges())
-    found = batch.checked.good.column("sequence").to_numpy()
-    known = ranges.known(found)
-    table = batch.checked.good.filter(pa.array(~known)) if known.any() else batch.checked.good
-    bad_found = np.array(batch.checked.bad_sequences, np.int64)
-    bad_known = set(bad_found[ranges.known(bad_found)].tolist())
-    again = len(bad_found) > 0 and len(bad_known) == len(set(bad_found.tolist()))
-    bad = [
-        {
-            "node": batch.node,
-            "epoch": batch.epoch,
-            "sequence": row.sequence,
-            "minute_us": row.minute_us,
-            "received_us": batch.received_us,
-            "reason": row.reason,
-            "rows": row.rows,
-            "record": row.record,
-        }
-        for row in batch.checked.bad
-        if row.sequence not in bad_known and not (row.sequence is None and again)
-    ]
-    sequences[(batch.node, batch.epoch)] = ranges.including(np.concatenate([found, bad_found]))
-    return table, bad, int(known.sum())

@@ -12,13 +12,14 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from poolmeter.model.snapshot import DeviceSnapshot, ProcessSnapshot, SliceSnapshot, SourceHealth
+from poolmeter.model.units import DAY_US, HOUR_US
 from poolmeter.model.usage import RecordKind
 from poolmeter.model.wire import SCHEMA_VERSION, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 SCHEMA_KEY = b"poolmeter.schema"
 
 
@@ -30,6 +31,8 @@ class SegmentKind(StrEnum):
     PROCESS = "process"
     EVENT = "event"
     QUARANTINE = "quarantine"
+    SLICE_HOUR = "slice_hour"
+    DEVICE_HOUR = "device_hour"
     SLICE_DAY = "slice_day"
     DEVICE_DAY = "device_day"
 
@@ -59,34 +62,71 @@ _QUARANTINE = (
     Field("record", "VARCHAR", True),
 )
 
-# How a minute column becomes a day column: key (grouped by), sum, wide (a sum that may pass 2^63), max.
-DAY_KEYS: dict[SegmentKind, tuple[str, ...]] = {
-    SegmentKind.SLICE_DAY: (
-        "node", "pool", "device_uuid", "device_model", "allocation_id", "tenant", "project", "user", "workload", "workload_class",
-        "environment", "mode", "used_basis",
+
+@dataclass(frozen=True)
+class Measures:
+    """How a minute column becomes one of an hour or a day: keys are grouped by; `wide` are sums that may pass 2^63.
+
+    `measured` is the used quantity: the span of the rows that know it is kept beside the sums.
+    """
+
+    keys: tuple[str, ...]
+    sums: tuple[str, ...]
+    wide: tuple[str, ...]
+    maxima: tuple[str, ...]
+    measured: str
+
+
+@dataclass(frozen=True)
+class Rollup:
+    """Rows of `source`, one for each period and set of labels; `start` is the column that says when the period begins."""
+
+    source: SegmentKind
+    start: str
+    period_us: int
+
+
+MEASURES: dict[SegmentKind, Measures] = {
+    SegmentKind.SLICE: Measures(
+        keys=(
+            "node", "pool", "device_uuid", "device_model", "allocation_id", "tenant", "project", "user", "workload", "workload_class",
+            "environment", "mode", "used_basis",
+        ),
+        sums=(
+            "span_us", "promised_us", "allocated_us", "suspended_us", "used_us", "energy_uj", "launches", "graph_launches", "throttled_us",
+            "denied_allocations", "denied_bytes", "hook_faults",
+        ),
+        wide=("memory_allocated_kib_us", "memory_used_kib_us"),
+        maxima=("memory_peak_bytes", "last_activity_us"),
+        measured="used_us",
     ),
-    SegmentKind.DEVICE_DAY: ("node", "pool", "device_uuid", "device_model"),
+    SegmentKind.DEVICE: Measures(
+        keys=("node", "pool", "device_uuid", "device_model"),
+        sums=(
+            "span_us", "allocated_us", "reserved_unused_us", "unallocated_us", "suspended_us", "down_us", "busy_us", "hooked_us",
+            "switch_overhead_us", "unaccounted_us", "energy_uj",
+        ),
+        wide=("memory_allocated_kib_us", "memory_used_kib_us", "unaccounted_memory_kib_us"),
+        maxima=("memory_total_bytes", "memory_peak_bytes"),
+        measured="busy_us",
+    ),
 }  # fmt: skip
-DAY_SUMS: dict[SegmentKind, tuple[str, ...]] = {
-    SegmentKind.SLICE_DAY: (
-        "span_us", "promised_us", "allocated_us", "suspended_us", "used_us", "energy_uj", "launches", "graph_launches", "throttled_us",
-        "denied_allocations", "denied_bytes", "hook_faults",
-    ),
-    SegmentKind.DEVICE_DAY: (
-        "span_us", "allocated_us", "reserved_unused_us", "unallocated_us", "suspended_us", "down_us", "busy_us", "hooked_us",
-        "switch_overhead_us", "unaccounted_us", "energy_uj",
-    ),
-}  # fmt: skip
-DAY_WIDE_SUMS: dict[SegmentKind, tuple[str, ...]] = {
-    SegmentKind.SLICE_DAY: ("memory_allocated_kib_us", "memory_used_kib_us"),
-    SegmentKind.DEVICE_DAY: ("memory_allocated_kib_us", "memory_used_kib_us", "unaccounted_memory_kib_us"),
+ROLLUPS: dict[SegmentKind, Rollup] = {
+    SegmentKind.SLICE_HOUR: Rollup(SegmentKind.SLICE, "hour_us", HOUR_US),
+    SegmentKind.DEVICE_HOUR: Rollup(SegmentKind.DEVICE, "hour_us", HOUR_US),
+    SegmentKind.SLICE_DAY: Rollup(SegmentKind.SLICE, "day_us", DAY_US),
+    SegmentKind.DEVICE_DAY: Rollup(SegmentKind.DEVICE, "day_us", DAY_US),
 }
-DAY_MAXIMA: dict[SegmentKind, tuple[str, ...]] = {
-    SegmentKind.SLICE_DAY: ("memory_peak_bytes", "last_activity_us"),
-    SegmentKind.DEVICE_DAY: ("memory_total_bytes", "memory_peak_bytes"),
-}
-MEASURED: dict[SegmentKind, str] = {SegmentKind.SLICE_DAY: "used_us", SegmentKind.DEVICE_DAY: "busy_us"}
-DAY_SOURCES: dict[SegmentKind, SegmentKind] = {SegmentKind.SLICE_DAY: SegmentKind.SLICE, SegmentKind.DEVICE_DAY: SegmentKind.DEVICE}
+
+
+def rollups_of(source: SegmentKind) -> tuple[SegmentKind, ...]:
+    """The kinds that rows of `source` are rolled up into; none for most."""
+    return tuple(kind for kind, rollup in ROLLUPS.items() if rollup.source is source)
+
+
+def time_column(kind: SegmentKind) -> str:
+    """The column that a segment's bounds (`min_minute_us`, `max_minute_us`) are taken of."""
+    return "received_us" if kind is SegmentKind.QUARANTINE else "first_minute_us" if kind in ROLLUPS else "minute_us"
 
 
 @cache
@@ -94,15 +134,17 @@ def segment_fields(kind: SegmentKind) -> tuple[Field, ...]:
     """The columns of a segment of `kind`, in order."""
     if kind is SegmentKind.QUARANTINE:
         return _QUARANTINE
-    if kind in DAY_SOURCES:
-        source = {column.name: column for column in segment_fields(DAY_SOURCES[kind])}
+    if kind in ROLLUPS:
+        rollup = ROLLUPS[kind]
+        measures = MEASURES[rollup.source]
+        source = {column.name: column for column in segment_fields(rollup.source)}
         return (
-            Field("day_us", "BIGINT", False),
-            *(source[name] for name in DAY_KEYS[kind]),
+            Field(rollup.start, "BIGINT", False),
+            *(source[name] for name in measures.keys),
             Field("records", "BIGINT", False),
-            *(source[name] for name in DAY_SUMS[kind]),
-            *(Field(name, WIDE, source[name].nullable) for name in DAY_WIDE_SUMS[kind]),
-            *(source[name] for name in DAY_MAXIMA[kind]),
+            *(source[name] for name in measures.sums),
+            *(Field(name, WIDE, source[name].nullable) for name in measures.wide),
+            *(source[name] for name in measures.maxima),
             # Span of the rows whose used quantity is known, and span weighted by completeness: a sum of some must not pass for all.
             Field("measured_span_us", "BIGINT", False),
             Field("complete_us", "BIGINT", False),
@@ -133,6 +175,8 @@ VIEWS: dict[str, tuple[SegmentKind, Field, str]] = {
     "process_minutes": (SegmentKind.PROCESS, Field("minute", "TIMESTAMP", False), "make_timestamp(minute_us)"),
     "event_log": (SegmentKind.EVENT, Field("at", "TIMESTAMP", False), "make_timestamp(at_us)"),
     "quarantine": (SegmentKind.QUARANTINE, Field("received", "TIMESTAMP", False), "make_timestamp(received_us)"),
+    "slice_hours": (SegmentKind.SLICE_HOUR, Field("hour", "TIMESTAMP", False), "make_timestamp(hour_us)"),
+    "device_hours": (SegmentKind.DEVICE_HOUR, Field("hour", "TIMESTAMP", False), "make_timestamp(hour_us)"),
     "slice_days": (SegmentKind.SLICE_DAY, Field("day", "DATE", False), "make_timestamp(day_us)::DATE"),
     "device_days": (SegmentKind.DEVICE_DAY, Field("day", "DATE", False), "make_timestamp(day_us)::DATE"),
 }
@@ -203,6 +247,20 @@ TABLES: dict[str, tuple[Field, ...]] = {
         Field("min_minute_us", "BIGINT", False),
         Field("max_minute_us", "BIGINT", False),
         Field("level", "BIGINT", False),
+        # NULL: the segment is from a store version that had none.
+        Field("sha256", "VARCHAR", True),
+    ),
+    "lost": (
+        Field("kind", "VARCHAR", False),
+        Field("day", "VARCHAR", False),
+        Field("file", "VARCHAR", False),
+        Field("node", "VARCHAR", True),
+        Field("rows", "BIGINT", False),
+        Field("exact", "BOOLEAN", False),
+        Field("min_minute_us", "BIGINT", False),
+        Field("max_minute_us", "BIGINT", False),
+        Field("at_us", "BIGINT", False),
+        Field("reason", "VARCHAR", False),
     ),
     "now_nodes": (
         *_NOW_KEY,

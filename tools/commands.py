@@ -44,6 +44,11 @@ EXAMPLES = {
     "token list": "poolmeter token list --format json",
     "token revoke": "poolmeter token revoke 3f9c1d20ab77 --reason 'laptop lost'",
     "books log": "poolmeter books log --subject decisions --from 7d",
+    "store check": "poolmeter store check --data ./data",
+    "store compact": "poolmeter store compact --data ./data",
+    "store backup": "poolmeter store backup /backups/2026-12-01 --since /backups/2026-11-30",
+    "store restore": "poolmeter store restore /backups/2026-12-01 --data ./restored",
+    "store migrate": "poolmeter store migrate --data ./data",
 }
 
 HEAD = """# Commands
@@ -58,7 +63,7 @@ to stderr.
 Where things are: `--data`, else `$POOLMETER_DATA`, else `/var/lib/poolmeter` for root and `~/.local/share/poolmeter` for others. Nodes with
 an enforcer have a run folder too: `--run`, else `$POOLMETER_RUN`, else `/run/poolmeter` for root and `$XDG_RUNTIME_DIR/poolmeter` for others.
 
-The JSON of `up`, `demo`, `allocation …`, `usage`, `chargeback`, `recommend` and the other verbs of decisions, `doctor`, `top --once`, `token …`, `books log`, and `simulate tenant` is
+The JSON of `up`, `demo`, `allocation …`, `usage`, `chargeback`, `recommend` and the other verbs of decisions, `doctor`, `top --once`, `store …`, `token …`, `books log`, and `simulate tenant` is
 described by the `*.schema.json` files beside this page.
 
 A size is `512M`, `40GiB`, `1.5G` (1G = 1 GiB). A time is RFC 3339 (`2026-01-31T12:00:00Z`), a date, `today`, `7d`, or `last-month`.

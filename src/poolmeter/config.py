@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from poolmeter.books.place import check_url
 from poolmeter.errors import BadInput
@@ -64,6 +64,7 @@ def _zone(value: str) -> str:
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 Name = Annotated[str, AfterValidator(_name)]
 Url = Annotated[str, AfterValidator(_url)]
+Days = Annotated[int, Field(strict=True, ge=1, le=36_600)]
 NodeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")]
 
 
@@ -169,7 +170,17 @@ class CollectorSection(_Section):
     token_file: Path | None = None
     api_token_file: Path | None = None
     books: Annotated[str, AfterValidator(_books)] | None = None
-    process_days: Annotated[int, Field(strict=True, ge=1, le=3660)] = 1
+    process_days: Days = 1
+    minute_days: Days = 400
+    hour_days: Annotated[Days, Field(validate_default=True)] = 731
+    quarantine_days: Days = 30
+
+    @field_validator("hour_days")
+    @classmethod
+    def _not_before_minutes(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("minute_days", value):
+            raise ValueError(f"minute_days ({info.data['minute_days']}) or more")
+        return value
 
 
 class EnforcerSection(_Section):

@@ -21,6 +21,7 @@ from poolmeter.collector.catalog import open_catalog
 from poolmeter.collector.daemon import Names
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Store
+from poolmeter.collector.tables import STORE_VERSION
 from poolmeter.errors import Unavailable
 from poolmeter.model.units import DAY_US, MINUTE_US
 
@@ -190,7 +191,7 @@ async def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
     with duckdb.connect(str(tmp_path / "store" / name)) as connection:
         connection.execute("UPDATE meta SET store_version = 7")
     code, said = await refused(tmp_path, "--port", "0")
-    assert code == 2 and "has version 7, expected 1" in said
+    assert code == 2 and f"has version 7, expected {STORE_VERSION}" in said
 
 
 async def refused(data: Path, *words: str) -> tuple[int, str]:

@@ -1,12 +1,14 @@
 """Writing the store: idempotence, crashes at every step, faults of the disk, one owner."""
 
 import errno
+import hashlib
 import os
 import resource
 import uuid
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pytest
 from collector_fakes import DAY, EPOCH, NOW, batch, device, event, records, scalar, slice_, snapshot, stored
 from hypothesis import given, settings
@@ -17,6 +19,7 @@ from poolmeter.collector.catalog import query
 from poolmeter.collector.now import newest
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Published, Store
+from poolmeter.collector.tables import SegmentKind
 from poolmeter.errors import Unavailable
 from poolmeter.model.units import MINUTE_US
 from poolmeter.model.usage import RecordKind, UsageRecord
@@ -221,3 +224,19 @@ def test_published_counts_say_what_happened(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         done = store.publish([batch(records("n1", EPOCH, 1, 8, DAY))], now_us=NOW)
     assert done == Published(2, dict.fromkeys(RecordKind, 2), 0, 0)
+
+
+@few
+@given(st.lists(st.one_of(st.none(), st.integers(-(1 << 63), (1 << 63) - 1)), min_size=1, max_size=300))
+def test_every_number_comes_back_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, numbers: list[int | None]) -> None:
+    root = tmp_path_factory.mktemp("store")
+    wanted = [
+        {"node": "n1", "sequence": number, "minute_us": number, "received_us": n, "reason": "r", "rows": 1}
+        for n, number in enumerate(numbers)
+    ]
+    table = pa.Table.from_pylist(wanted, schema=segments.arrow_schema(SegmentKind.QUARANTINE))
+    written = segments.write_segment(root, SegmentKind.QUARANTINE, "2027-01-15", table)
+    with duckdb.connect() as connection:
+        found = connection.execute(f"SELECT sequence, minute_us FROM '{root / written.file}' ORDER BY received_us").fetchall()
+    assert found == [(number, number) for number in numbers]
+    assert hashlib.sha256((root / written.file).read_bytes()).hexdigest() == written.sha256

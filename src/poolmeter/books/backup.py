@@ -16,7 +16,7 @@ def backup(where: Path | str, target: Path) -> None:
     damaged, Unavailable when it cannot be read or written.
     """
     if is_url(where):
-        raise BadInput(f"books {check_url(str(where))} are in PostgreSQL, expected pg_dump for a backup of them")
+        raise BadInput(elsewhere(str(where)))
     if target.exists():
         raise BadInput(f"backup {target} is there already, expected a new file")
     if not Path(where).is_file():
@@ -42,6 +42,11 @@ def backup(where: Path | str, target: Path) -> None:
         for name in (part, part.with_name(part.name + "-journal"), part.with_name(part.name + "-wal"), part.with_name(part.name + "-shm")):
             with contextlib.suppress(OSError):
                 name.unlink(missing_ok=True)
+
+
+def elsewhere(url: str) -> str:
+    """Why the books at a URL are not copied here, and what does copy them."""
+    return f"books {check_url(url)} are in PostgreSQL, expected pg_dump for a backup of them"
 
 
 def _copy(source: Path, part: Path) -> None:
