@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from poolmeter.collector.api import ApiState, create_app
 from poolmeter.collector.events import take_outcomes
 from poolmeter.collector.maintenance import maintain
 from poolmeter.collector.publisher import Publisher
-from poolmeter.collector.pull import NodePuller, PullSettings
-from poolmeter.collector.state import NodeRow
+from poolmeter.collector.pull import PullSettings
+from poolmeter.collector.pullers import Pullers, cancel
 from poolmeter.collector.store import Store
 from poolmeter.errors import PoolmeterError, Unavailable
 from poolmeter.places import CollectorData
@@ -33,7 +33,6 @@ _log = logging.getLogger("poolmeter.collector")
 MAINTENANCE_S = 30.0
 LAST_PULL_S = 5.0
 GAP_S = 1.0
-SPREAD_ABOVE = 8  # so many nodes are asked at once at the start; more are spread over the interval
 
 
 @dataclass(frozen=True)
@@ -51,24 +50,6 @@ class Settings:
     process_days: int
     token: str | None = None
     ready_file: Path | None = None
-
-
-class Names:
-    """Which URL may answer as which node: as before, and no two alike."""
-
-    def __init__(self, rows: Mapping[str, NodeRow]) -> None:
-        self._node_of = {url: row.node for url, row in rows.items() if row.node is not None}
-
-    def claim(self, url: str, node: str) -> str | None:
-        """None when `url` may answer as `node`, else why not."""
-        before = self._node_of.get(url)
-        if before is not None and before != node:
-            return f"{url} answers as node {node!r}, expected {before!r} as before"
-        other = next((known for known, name in self._node_of.items() if name == node and known != url), None)
-        if other is not None:
-            return f"{url} answers as node {node!r}, which {other} already does; expected one exporter per node"
-        self._node_of[url] = node
-        return None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -108,20 +89,15 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     known = store.state.nodes
-    rows = {url: known.get(url) or NodeRow(url, None, None, None, "new") for url in settings.nodes}
-    names = Names(rows)
-    publisher = Publisher(store, forget=[url for url in known if url not in rows], gap_s=min(GAP_S, settings.pull.interval_s / 4))
+    publisher = Publisher(store, forget=[url for url in known if url not in settings.nodes], gap_s=min(GAP_S, settings.pull.interval_s / 4))
     connector = aiohttp.TCPConnector(limit=0, limit_per_host=4)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False, trust_env=False) as session:
-        pullers = [
-            NodePuller(row, session, publisher, settings.pull, clock, names.claim, lambda batch: take_outcomes(books, batch))
-            for row in rows.values()
-        ]
+        pullers = Pullers(known, session, publisher, settings.pull, clock, lambda batch: take_outcomes(books, batch))
         state = ApiState(
             store,
             books,
             token,
-            lambda: [puller.status for puller in pullers],
+            pullers.statuses,
             publisher,
             reads_need_token=settings.token is not None,
             clock=clock,
@@ -139,22 +115,23 @@ async def _serve(
         )
         publishing = asyncio.create_task(publisher.run())
         serving = asyncio.create_task(web.serve(sockets=[server]))
-        spread = settings.pull.interval_s / len(pullers) if len(pullers) > SPREAD_ABOVE else 0.0
-        working = [asyncio.create_task(puller.run(spread * index)) for index, puller in enumerate(pullers)]
-        working.append(asyncio.create_task(_maintenance(store, books, settings.process_days, clock)))
+        await pullers.assign(settings.nodes)
+        working = [asyncio.create_task(_maintenance(store, books, settings.process_days, clock))]
         stopping = asyncio.create_task(stop.wait())
         try:
             await _announce(web, serving, server, settings)
             await asyncio.wait({stopping, serving, publishing}, return_when=asyncio.FIRST_COMPLETED)
-            await _cancel(working)
+            await cancel(working)
+            await pullers.stop()
             publisher.hurry()
             if not publishing.done():
-                await _last_pulls(pullers, min(LAST_PULL_S, settings.pull.timeout_s))
+                await pullers.last_pulls(min(LAST_PULL_S, settings.pull.timeout_s))
         finally:
-            await _cancel([*working, stopping])
+            await cancel([*working, stopping])
+            await pullers.stop()
             web.should_exit = True
             await asyncio.gather(serving, return_exceptions=True)
-            await _cancel([publishing])
+            await cancel([publishing])
             if settings.ready_file is not None:
                 settings.ready_file.unlink(missing_ok=True)
         for task in (serving, publishing):
@@ -179,20 +156,6 @@ async def _announce(web: uvicorn.Server, serving: "asyncio.Task[None]", server: 
     _log.info("collector serves %s, store %s, %d nodes", url, settings.data.store, len(settings.nodes))
     if settings.ready_file is not None:
         await asyncio.to_thread(write_whole, settings.ready_file, (json.dumps({"url": url, "pid": os.getpid()}) + "\n").encode())
-
-
-async def _last_pulls(pullers: Sequence[NodePuller], limit_s: float) -> None:
-    """Every node once more, as far as the time goes: what is acknowledged is stored, the rest waits in the spools."""
-    _, late = await asyncio.wait(
-        [asyncio.create_task(puller.pull()) for puller in pullers] or [asyncio.create_task(asyncio.sleep(0))], timeout=limit_s
-    )
-    await _cancel(list(late))
-
-
-async def _cancel(tasks: Sequence["asyncio.Task[object]"]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _maintenance(store: Store, books: Books, process_days: int, clock: Clock) -> None:

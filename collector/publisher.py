@@ -35,7 +35,7 @@ class Publisher:
         self.failures = 0
         self.seconds = 0.0
         self._store = store
-        self._forget = forget
+        self._forgotten = set(forget)
         self._gap_s = gap_s
         self._urgent = asyncio.Event()
         self._waiting: list[tuple[Update, asyncio.Future[NodeRow]]] = []
@@ -65,6 +65,14 @@ class Publisher:
             self._wake.clear()
             waiting, self._waiting = self._waiting, []
             ended = await self._group(waiting)
+
+    def forget(self, url: str) -> None:
+        """Leave an exporter out of the store's nodes from the next publication on; its rows stay."""
+        self._forgotten.add(url)
+
+    def keep(self, url: str) -> None:
+        """Undo `forget`: the exporter is asked again."""
+        self._forgotten.discard(url)
 
     def hurry(self) -> None:
         """Leave out the gap from now on: the daemon is ending."""
@@ -118,7 +126,7 @@ class Publisher:
                 [update.batch for update in updates if update.batch is not None],
                 [update.newest for update in updates if update.newest is not None],
                 [update.node for update in updates],
-                forget=self._forget,
+                forget=frozenset(self._forgotten),
             )
         except PoolmeterError as error:
             self.failures += 1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """The collector's word on one exporter; `node` is None until it has answered. state: new | up | failing | refused."""
+    """The collector's word on one exporter; `node` is None until it has answered. state: new | up | failing | refused | gone."""
 
     url: str
     node: str | None

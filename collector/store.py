@@ -215,9 +215,9 @@ class Store:
         rows = {url: row for url, row in state.nodes.items() if url not in forget}
         rows |= {row.url: replace(row, last_sequence=last_sequence(sequences, row)) for row in nodes}
         now = state.now
-        if forget:
+        if forget or any(row.state == "gone" for row in nodes):
             # A snapshot of a node that nobody asks any more is an old number.
-            named = {row.node for row in rows.values()}
+            named = {row.node for row in rows.values() if row.state != "gone"}
             now = {node: tables for node, tables in now.items() if node in named}
         self._commit(
             replace(

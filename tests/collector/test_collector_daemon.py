@@ -18,7 +18,7 @@ import pytest
 from collector_fakes import FakeExporter, records
 
 from poolmeter.collector.catalog import open_catalog
-from poolmeter.collector.daemon import Names
+from poolmeter.collector.pullers import Names
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Store
 from poolmeter.errors import Unavailable

@@ -15,10 +15,10 @@ from poolmeter.books.writer import Books
 from poolmeter.clock import ManualClock
 from poolmeter.collector import pull as pull_module
 from poolmeter.collector.catalog import query
-from poolmeter.collector.daemon import Names
 from poolmeter.collector.events import take_outcomes
 from poolmeter.collector.publisher import Publisher, Update
 from poolmeter.collector.pull import NodePuller, PullSettings
+from poolmeter.collector.pullers import Names, Pullers
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Batch, Store
 from poolmeter.errors import Unavailable
@@ -327,3 +327,45 @@ async def test_a_failing_node_is_asked_less_often(rig: Rig, exporter: FakeExport
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert max(waits) <= 0.2 * 8 * 1.1 and waits[3] > waits[0]
+
+
+async def test_nodes_come_and_go_while_it_runs(rig: Rig, exporter: FakeExporter) -> None:
+    other = await FakeExporter("n2").start()
+    moved = await FakeExporter("n1", epoch=exporter.epoch).start()
+    settings = PullSettings("collector", None, 0.2, 5.0)
+    pullers = Pullers({}, rig.session, rig.publisher, settings, ManualClock(NOW), lambda _: None)
+
+    def states() -> dict[str, str]:
+        return {row["url"]: row["state"] for row in query(rig.store.root, "SELECT url, state FROM nodes").to_pylist()}
+
+    async def acked(fake: FakeExporter, last: int) -> None:
+        async with asyncio.timeout(30):
+            while fake.acked_through < last:
+                await asyncio.sleep(0.01)
+
+    try:
+        exporter.add(records("n1", exporter.epoch, 1, 4, DAY))
+        await pullers.assign([exporter.url])
+        await acked(exporter, 4)
+        other.add(records("n2", other.epoch, 1, 4, DAY))
+        await pullers.assign([exporter.url, other.url])
+        await acked(other, 4)
+        assert pullers.urls == {exporter.url, other.url} and states() == {exporter.url: "up", other.url: "up"}
+        # The node leaves one address for another: its name is free again, its rows go on where they were.
+        await pullers.remove(exporter.url, gone="discovery names it no more")
+        assert states() == {exporter.url: "gone", other.url: "up"}
+        assert query(rig.store.root, "SELECT node FROM now_nodes").column(0).to_pylist() == ["n2"]
+        moved.add(records("n1", exporter.epoch, 3, 4, DAY))
+        await pullers.assign([moved.url, other.url])
+        await acked(moved, 6)
+        assert rig.stored() == [1, 2, 3, 4, 5, 6]
+        asked = len(exporter.asked)
+        await pullers.assign([exporter.url, moved.url])
+        async with asyncio.timeout(30):
+            while states().get(exporter.url) != "refused":
+                await asyncio.sleep(0.01)
+        assert len(exporter.asked) > asked and other.url not in states()
+    finally:
+        await pullers.stop()
+        for fake in (other, moved):
+            await fake.stop()
