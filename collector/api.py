@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from poolmeter.books.writer import Booked, Books, NotInBooks
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.catalog import query
+from poolmeter.collector.intake import NodeStatus
 from poolmeter.collector.now import NOW_TABLES, rows_to_table, snapshot_objects
 from poolmeter.collector.publisher import Publisher
-from poolmeter.collector.pull import NodeStatus
 from poolmeter.collector.routes import Endpoint, Parameter, openapi, routes_of
 from poolmeter.collector.store import Store
 from poolmeter.collector.tables import SegmentKind, quoted, segment_fields
