@@ -23,9 +23,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from poolmeter.books.writer import Booked, Books, NotInBooks
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.catalog import query
+from poolmeter.collector.discovery.watch import SourceStatus
 from poolmeter.collector.intake import NodeStatus
 from poolmeter.collector.now import NOW_TABLES, rows_to_table, snapshot_objects
 from poolmeter.collector.publisher import Publisher
+from poolmeter.collector.push import PATH as PUSH
 from poolmeter.collector.routes import Endpoint, Parameter, openapi, routes_of
 from poolmeter.collector.store import Store
 from poolmeter.collector.tables import SegmentKind, quoted, segment_fields
@@ -40,7 +42,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 LIMIT = 10_000
 LIMIT_MOST = 100_000
 BODY_LIMIT = 1 << 20
-_OPEN = ("/healthz", "/readyz")
+_OPEN = ("/healthz", "/readyz", PUSH)  # a push asks for a token of its own, that of a node
 _VIEW = {kind: f"{kind.value}_minutes" for kind in RecordKind} | {RecordKind.EVENT: "event_log"}
 _ORDER = ("minute_us", "node", "epoch", "sequence")
 
@@ -56,6 +58,7 @@ class ApiState:
     publisher: Publisher | None = None
     reads_need_token: bool = False
     clock: Clock = field(default_factory=SystemClock)
+    discovery: Callable[[], Sequence[SourceStatus]] = tuple
 
 
 def create_app(state: ApiState, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
@@ -133,9 +136,12 @@ class _Health:
         state = self._state.store.state
         disk = await run_in_threadpool(shutil.disk_usage, self._state.store.root)
         rows = self._rows()
-        bad = [row for row in rows if row["state"] not in ("up", "new") or "reason" in row]
+        # A node that is gone went where its source no longer names it: told, and no fault.
+        bad = [row for row in rows if row["state"] != "gone" and (row["state"] not in ("up", "new") or "reason" in row)]
+        sources = [_source(status) for status in self._state.discovery()]
         quarantined = sum(segment.rows for segment in state.segments.values() if segment.kind is SegmentKind.QUARANTINE)
         warnings = [f"node {row.get('node') or row['url']} is {row['state']}: {row.get('reason', 'no reason known')}" for row in bad]
+        warnings += [f"discovery {row['source']}: {row['reason']}" for row in sources if "reason" in row]
         if self._state.store.trouble:
             warnings.insert(0, self._state.store.trouble)
         store = {
@@ -148,7 +154,7 @@ class _Health:
             "disk_free_bytes": disk.free,
             "disk_total_bytes": disk.total,
         }
-        body = _listing("health", rows, warnings) | {"status": "degraded" if warnings else "ok", "store": store}
+        body = _listing("health", rows, warnings) | {"status": "degraded" if warnings else "ok", "store": store, "discovery": sources}
         return JSONResponse(body)
 
     async def nodes(self, _: Request) -> Response:
@@ -268,6 +274,18 @@ def decision_object(booked: Booked) -> dict[str, Any]:
     """A booked decision as one flat JSON object: the Decision's fields and what became of it."""
     plain: dict[str, Any] = to_plain(booked)
     return {**plain.pop("decision"), **plain}
+
+
+def _source(status: SourceStatus) -> dict[str, object]:
+    values = {
+        "source": status.name,
+        "state": status.state,
+        "reason": status.reason,
+        "targets": None if status.urls is None else len(status.urls),
+        "failures": status.failures,
+        "last_success": None if status.last_success_us is None else rfc3339(status.last_success_us),
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _listing(name: str, rows: Sequence[Mapping[str, object]], warnings: Sequence[str] = ()) -> dict[str, Any]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 USAGE_LIMIT = 64 << 20
 SNAPSHOT_LIMIT = 16 << 20
-_NODE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")
+NODE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")
 _SEQUENCE_LIMIT = 1 << 62
 
 
@@ -36,7 +36,7 @@ class Answer:
 def parse_answer(headers: Mapping[str, str], body: bytes) -> Answer:
     """An exporter's answer to GET /v1/usage. Raises DataError; the rows themselves are checked by poolmeter.collector.check."""
     node = _header(headers, "X-Poolmeter-Node")
-    if _NODE.match(node) is None:
+    if NODE.match(node) is None:
         raise DataError(f"header X-Poolmeter-Node is {node!r:.80}, expected a node name")
     epoch = _header(headers, "X-Poolmeter-Epoch")
     if not check_epoch(epoch):

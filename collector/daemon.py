@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,20 @@ from starlette.routing import BaseRoute
 from poolmeter.books.writer import Books
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.api import ApiState, create_app
+from poolmeter.collector.discovery.build import sources_of
+from poolmeter.collector.discovery.watch import Discovery
 from poolmeter.collector.events import take_outcomes
+from poolmeter.collector.intake import Outcomes
 from poolmeter.collector.maintenance import maintain
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pull import PullSettings
 from poolmeter.collector.pullers import Pullers, cancel
+from poolmeter.collector.push import ADDRESS, SILENT_S, Pushes, PushTokens
+from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Store
+from poolmeter.config import DiscoverySection
 from poolmeter.errors import PoolmeterError, Unavailable
+from poolmeter.model.units import HOUR_US
 from poolmeter.places import CollectorData
 from poolmeter.report import write_whole
 from poolmeter.tokens import make_token, read_token
@@ -33,6 +40,7 @@ _log = logging.getLogger("poolmeter.collector")
 MAINTENANCE_S = 30.0
 LAST_PULL_S = 5.0
 GAP_S = 1.0
+GONE_MOST = 1000  # lines of nodes that are gone, however fast they come and go
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,10 @@ class Settings:
     process_days: int
     token: str | None = None
     ready_file: Path | None = None
+    discovery: tuple[DiscoverySection, ...] = ()
+    discovery_limit: int = 5000
+    gone_hours: int = 24
+    push_tokens_file: Path | None = None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -89,22 +101,37 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     known = store.state.nodes
-    publisher = Publisher(store, forget=[url for url in known if url not in settings.nodes], gap_s=min(GAP_S, settings.pull.interval_s / 4))
+    forget = [url for url, row in known.items() if not _stays(row, settings)]
+    publisher = Publisher(store, forget=forget, gap_s=min(GAP_S, settings.pull.interval_s / 4))
     connector = aiohttp.TCPConnector(limit=0, limit_per_host=4)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False, trust_env=False) as session:
-        pullers = Pullers(known, session, publisher, settings.pull, clock, lambda batch: take_outcomes(books, batch))
+        pullers = Pullers(
+            {url: row for url, row in known.items() if not url.startswith(ADDRESS) and _stays(row, settings)},
+            session, publisher, settings.pull, clock, lambda batch: take_outcomes(books, batch),
+        )  # fmt: skip
+        discovery = Discovery(
+            sources_of(settings.discovery, session, settings.discovery_limit),
+            settings.nodes,
+            [url for url, row in known.items() if row.state != "gone" and not url.startswith(ADDRESS)],
+            lambda urls, reason: pullers.assign(urls, gone=reason),
+            settings.discovery_limit,
+            clock,
+        )
+        pushes = _pushes(settings, known, publisher, pullers, clock, lambda batch: take_outcomes(books, batch))
         state = ApiState(
             store,
             books,
             token,
-            pullers.statuses,
+            lambda: [*pullers.statuses(), *(pushes.statuses() if pushes else ())],
             publisher,
             reads_need_token=settings.token is not None,
             clock=clock,
+            discovery=lambda: discovery.statuses,
         )
+        own_routes = [pushes.route()] if pushes else []
         web = _Web(
             uvicorn.Config(
-                create_app(state, extra_routes),
+                create_app(state, [*own_routes, *extra_routes]),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -115,8 +142,13 @@ async def _serve(
         )
         publishing = asyncio.create_task(publisher.run())
         serving = asyncio.create_task(web.serve(sockets=[server]))
-        await pullers.assign(settings.nodes)
-        working = [asyncio.create_task(_maintenance(store, books, settings.process_days, clock))]
+        await discovery.start()
+        working = [
+            asyncio.create_task(_maintenance(store, books, settings.process_days, clock)),
+            asyncio.create_task(discovery.run()),
+            asyncio.create_task(_forget_gone(pullers, settings.gone_hours * HOUR_US, clock)),
+            *([asyncio.create_task(pushes.watch())] if pushes else ()),
+        ]
         stopping = asyncio.create_task(stop.wait())
         try:
             await _announce(web, serving, server, settings)
@@ -137,6 +169,31 @@ async def _serve(
         for task in (serving, publishing):
             if not task.cancelled() and task.exception() is not None:
                 raise Unavailable(f"collector stopped: {task.exception()!r:.200}") from task.exception()
+
+
+def _stays(row: NodeRow, settings: Settings) -> bool:
+    """Whether the store's word on an exporter outlives the start; one that was configured and is no more is forgotten."""
+    if row.url.startswith(ADDRESS):
+        return settings.push_tokens_file is not None
+    return row.url in settings.nodes or bool(settings.discovery)
+
+
+def _pushes(
+    settings: Settings, known: Mapping[str, NodeRow], publisher: Publisher, pullers: Pullers, clock: Clock, outcomes: Outcomes
+) -> Pushes | None:
+    if settings.push_tokens_file is None:
+        return None
+    tokens = PushTokens(settings.push_tokens_file)
+    silent_s = max(SILENT_S, 4 * settings.pull.interval_s)
+    return Pushes(
+        known, tokens.node_of, publisher, pullers.names, settings.pull.consumer, clock, outcomes, nodes=tokens.nodes, silent_s=silent_s
+    )
+
+
+async def _forget_gone(pullers: Pullers, after_us: int, clock: Clock) -> None:
+    while True:
+        pullers.forget_gone(clock.wall_us() - after_us, GONE_MOST)
+        await asyncio.sleep(MAINTENANCE_S)
 
 
 class _Web(uvicorn.Server):

@@ -121,17 +121,20 @@ class Publisher:
 
     def _write(self, updates: list[Update]) -> PoolmeterError | None:
         started = time.perf_counter()
+        forgotten = frozenset(self._forgotten)
         try:
             self._store.publish(
                 [update.batch for update in updates if update.batch is not None],
                 [update.newest for update in updates if update.newest is not None],
                 [update.node for update in updates],
-                forget=frozenset(self._forgotten),
+                forget=forgotten,
             )
         except PoolmeterError as error:
             self.failures += 1
             return error
         self.seconds += time.perf_counter() - started
         self.publications += 1
+        # What is forgotten need not be said again, except of an exporter whose last word came with this publication.
+        self._forgotten -= forgotten - {update.node.url for update in updates}
         self._store.sweep()
         return None

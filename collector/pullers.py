@@ -105,20 +105,29 @@ class Pullers:
     async def remove(self, url: str, gone: str | None = None) -> None:
         """Ask an exporter no more; a pull under way ends, what it has not acknowledged waits in the spool.
 
-        Its rows stay. With `gone` its line on the health page stays too, in state `gone` with that reason; without, it is forgotten.
+        Its rows stay. With `gone` its line on the health page stays too, in state `gone` with that reason, if it ever answered; without, it
+        is forgotten.
         """
         puller, task = self._pullers.pop(url, None), self._tasks.pop(url, None)
         if puller is None or task is None:
             return
         await cancel([task])
         self.names.release(url)
-        if gone is None:
+        if gone is None or puller.status.row.node is None:
             self._known.pop(url, None)
             self._publisher.forget(url)
             return
         self._known[url] = replace(puller.status.row, state="gone", reason=gone[:1000])
         with contextlib.suppress(Unavailable):  # the health page says so, and the row is only a word on a node
             await self._publisher.publish(Update(self._known[url]))
+
+    def forget_gone(self, before_us: int, most: int) -> None:
+        """Forget nodes that are gone and were pulled last before `before_us`, and the oldest beyond `most`; their rows stay."""
+        gone = sorted((row for row in self._known.values() if row.state == "gone"), key=lambda row: row.last_pull_us or 0)
+        for number, row in enumerate(gone):
+            if row.url not in self._pullers and ((row.last_pull_us or 0) < before_us or number < len(gone) - most):
+                del self._known[row.url]
+                self._publisher.forget(row.url)
 
     async def last_pulls(self, limit_s: float) -> None:
         """Every node once more, as far as the time goes: what is acknowledged is stored, the rest waits in the spools."""

@@ -83,6 +83,10 @@ class ExporterSection(_Section):
     compat: Annotated[tuple[Literal["dcgm", "hami"], ...], AfterValidator(_different)] = ()
     otlp_endpoint: Url | None = None
     otlp_interval_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
+    push_url: Url | None = None
+    push_token_file: Path | None = None
+    push_ca_file: Path | None = None
+    push_interval_s: Annotated[float, Field(ge=0.2, le=3600)] = 15.0
 
 
 def _order(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -148,6 +152,69 @@ class AttributionSection(_Section):
     user_tenant: Annotated[str, _form("user")] = ""
 
 
+class DiscoverySection(_Section):
+    """What every kind of discovery has: the scheme of targets that name none."""
+
+    scheme: Literal["http", "https"] = "http"
+
+
+class FileDiscovery(DiscoverySection):
+    """A file of exporters: a URL a line, or TOML."""
+
+    type: Literal["file"]
+    path: Path
+    refresh_s: Annotated[float, Field(ge=0.2, le=3600)] = 5.0
+
+
+class FileSdDiscovery(DiscoverySection):
+    """Files of Prometheus' file_sd, by name or pattern."""
+
+    type: Literal["file_sd"]
+    files: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_different)]
+    refresh_s: Annotated[float, Field(ge=0.2, le=3600)] = 5.0
+
+
+class HttpSdDiscovery(DiscoverySection):
+    """A URL of Prometheus' http_sd."""
+
+    type: Literal["http_sd"]
+    url: Url
+    refresh_s: Annotated[float, Field(ge=0.2, le=3600)] = 60.0
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+
+class DnsDiscovery(DiscoverySection):
+    """Names whose records are exporters."""
+
+    type: Literal["dns"]
+    names: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100), AfterValidator(_different)]
+    record: Literal["A", "AAAA", "SRV"] = "A"
+    port: Annotated[int, Field(strict=True, ge=1, le=65535)] = 9877
+    server: Name | None = None
+    refresh_s: Annotated[float, Field(ge=0.2, le=3600)] = 30.0
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+
+
+class KubernetesDiscovery(DiscoverySection):
+    """The endpoints of services in one namespace."""
+
+    type: Literal["kubernetes"]
+    selector: Name
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] | None = None
+    port: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,15}$")] = ""
+    api_server: Url | None = None
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+
+
+AnyDiscovery = Annotated[
+    FileDiscovery | FileSdDiscovery | HttpSdDiscovery | DnsDiscovery | KubernetesDiscovery, Field(discriminator="type")
+]
+
+
 class CollectorSection(_Section):
     """The collector: where it listens, which exporters it pulls, how often."""
 
@@ -160,6 +227,10 @@ class CollectorSection(_Section):
     token_file: Path | None = None
     api_token_file: Path | None = None
     process_days: Annotated[int, Field(strict=True, ge=1, le=3660)] = 1
+    discovery: tuple[AnyDiscovery, ...] = ()
+    discovery_limit: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 5000
+    gone_hours: Annotated[int, Field(strict=True, ge=1, le=8760)] = 24
+    push_tokens_file: Path | None = None
 
 
 class EnforcerSection(_Section):
