@@ -1,6 +1,7 @@
 """Prometheus' http_sd: a URL that answers with target groups as JSON."""
 
 import asyncio
+import re
 import ssl
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class HttpSd:
     @property
     def name(self) -> str:
         """The address, without what may be secret in it."""
-        return f"http_sd {self._url.partition('?')[0]}"[:200]
+        return f"http_sd {re.sub(r'//[^/@]*@', '//', self._url.partition('?')[0])}"[:200]
 
     async def ask(self) -> Answer:
         """What it names. Raises Unavailable (status), DataError (what it says)."""

@@ -1,6 +1,7 @@
 """Parsing what sources of discovery say: one spelling of a URL, every wrong answer one sentence, every answer bounded."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_a_target_has_one_spelling(target: str, port: int | None, url: str) -> N
     ],
 )  # fmt: skip
 def test_what_is_no_target_is_named(target: object) -> None:
-    with pytest.raises(DataError, match="target is .*, expected"):
+    with pytest.raises(DataError, match=r"target is .*, expected"):
         target_url(target, "http")
 
 
@@ -52,7 +53,9 @@ def test_any_target_is_a_url_of_one_spelling_or_one_sentence(target: object) -> 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(["a:1", "b:2", "http://c:3"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["targets", "labels", "__scheme__", "x"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["targets", "labels", "__scheme__", "x"]), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -121,8 +124,6 @@ async def asked(files: Files) -> tuple[set[str], str | None]:
 
 def old(path: Path, text: str) -> None:
     """Written long ago."""
-    import os
-
     path.write_text(text)
     os.utime(path, (1_700_000_000 + len(text), 1_700_000_000 + len(text)))
 
@@ -184,8 +185,6 @@ async def test_file_sd_of_many_files_loses_nobody_by_one_that_is_half_written(tm
 
 
 async def test_a_file_too_large_a_pipe_and_too_many_targets_are_refused(tmp_path: Path) -> None:
-    import os
-
     os.mkfifo(tmp_path / "pipe")
     large, many = tmp_path / "large.txt", tmp_path / "many.txt"
     old(large, "#" * ((4 << 20) + 1))
