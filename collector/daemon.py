@@ -19,6 +19,7 @@ from poolmeter.books.writer import Books
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.api import ApiState, create_app
 from poolmeter.collector.discovery.build import sources_of
+from poolmeter.collector.discovery.source import Source
 from poolmeter.collector.discovery.watch import Discovery
 from poolmeter.collector.events import take_outcomes
 from poolmeter.collector.intake import Outcomes
@@ -81,16 +82,25 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run(settings: Settings, extra_routes: Sequence[BaseRoute] = (), clock: Clock | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises Unavailable (port, store owned by another), DataError, BadInput before anything starts."""
+    sources = sources_of(settings.discovery, settings.discovery_limit)
+    tokens = None if settings.push_tokens_file is None else PushTokens(settings.push_tokens_file)
     with (
         contextlib.closing(listen(settings.host, settings.port)) as server,
         Store(settings.data.store) as store,
         Books(settings.data.books, clock) as books,
     ):
-        asyncio.run(_serve(settings, server, store, books, extra_routes, clock or SystemClock()))
+        asyncio.run(_serve(settings, sources, tokens, server, store, books, extra_routes, clock or SystemClock()))
 
 
 async def _serve(
-    settings: Settings, server: socket.socket, store: Store, books: Books, extra_routes: Sequence[BaseRoute], clock: Clock
+    settings: Settings,
+    sources: Sequence[Source],
+    tokens: PushTokens | None,
+    server: socket.socket,
+    store: Store,
+    books: Books,
+    extra_routes: Sequence[BaseRoute],
+    clock: Clock,
 ) -> None:
     stop = asyncio.Event()
     token = settings.token
@@ -110,14 +120,14 @@ async def _serve(
             session, publisher, settings.pull, clock, lambda batch: take_outcomes(books, batch),
         )  # fmt: skip
         discovery = Discovery(
-            sources_of(settings.discovery, session, settings.discovery_limit),
+            sources,
             settings.nodes,
             [url for url, row in known.items() if row.state != "gone" and not url.startswith(ADDRESS)],
             lambda urls, reason: pullers.assign(urls, gone=reason),
             settings.discovery_limit,
             clock,
         )
-        pushes = _pushes(settings, known, publisher, pullers, clock, lambda batch: take_outcomes(books, batch))
+        pushes = _pushes(settings, tokens, known, publisher, pullers, clock, lambda batch: take_outcomes(books, batch))
         state = ApiState(
             store,
             books,
@@ -179,11 +189,16 @@ def _stays(row: NodeRow, settings: Settings) -> bool:
 
 
 def _pushes(
-    settings: Settings, known: Mapping[str, NodeRow], publisher: Publisher, pullers: Pullers, clock: Clock, outcomes: Outcomes
+    settings: Settings,
+    tokens: PushTokens | None,
+    known: Mapping[str, NodeRow],
+    publisher: Publisher,
+    pullers: Pullers,
+    clock: Clock,
+    outcomes: Outcomes,
 ) -> Pushes | None:
-    if settings.push_tokens_file is None:
+    if tokens is None:
         return None
-    tokens = PushTokens(settings.push_tokens_file)
     silent_s = max(SILENT_S, 4 * settings.pull.interval_s)
     return Pushes(
         known, tokens.node_of, publisher, pullers.names, settings.pull.consumer, clock, outcomes, nodes=tokens.nodes, silent_s=silent_s

@@ -2,39 +2,37 @@
 
 from collections.abc import Callable, Sequence
 
-import aiohttp
-
 from poolmeter.collector.discovery.source import Polled, Source
 from poolmeter.config import DiscoverySection, DnsDiscovery, FileDiscovery, FileSdDiscovery, HttpSdDiscovery, KubernetesDiscovery
 
 
-def _file(section: FileDiscovery, session: aiohttp.ClientSession, limit: int) -> Source:
+def _file(section: FileDiscovery, limit: int) -> Source:
     from poolmeter.collector.discovery.files import Files, parse_node_file
 
     return Polled(Files("file", (str(section.path),), parse_node_file, section.scheme, limit), section.refresh_s)
 
 
-def _file_sd(section: FileSdDiscovery, session: aiohttp.ClientSession, limit: int) -> Source:
+def _file_sd(section: FileSdDiscovery, limit: int) -> Source:
     from poolmeter.collector.discovery.files import Files, parse_file_sd
 
     return Polled(Files("file_sd", section.files, parse_file_sd, section.scheme, limit), section.refresh_s)
 
 
-def _http_sd(section: HttpSdDiscovery, session: aiohttp.ClientSession, limit: int) -> Source:
+def _http_sd(section: HttpSdDiscovery, limit: int) -> Source:
     from poolmeter.collector.discovery.http import HttpSd, Requests
 
-    requests = Requests(session, section.token_file, section.ca_file)
+    requests = Requests(section.token_file, section.ca_file)
     return Polled(HttpSd(section.url, requests, section.scheme, limit, section.timeout_s), section.refresh_s)
 
 
-def _dns(section: DnsDiscovery, session: aiohttp.ClientSession, limit: int) -> Source:
+def _dns(section: DnsDiscovery, limit: int) -> Source:
     from poolmeter.collector.discovery.dns import Dns, resolver_of
 
     resolver = resolver_of(section.server, section.timeout_s)
     return Polled(Dns(section.names, section.record, section.port, resolver, section.scheme, limit), section.refresh_s)
 
 
-def _kubernetes(section: KubernetesDiscovery, session: aiohttp.ClientSession, limit: int) -> Source:
+def _kubernetes(section: KubernetesDiscovery, limit: int) -> Source:
     from poolmeter.collector.discovery.http import Requests
     from poolmeter.collector.discovery.kubernetes import ACCOUNT, Kubernetes, in_cluster_server, own_namespace
 
@@ -43,7 +41,7 @@ def _kubernetes(section: KubernetesDiscovery, session: aiohttp.ClientSession, li
     namespace = section.namespace or own_namespace()
     token_file = section.token_file or (ACCOUNT / "token" if inside else None)
     ca_file = section.ca_file or (ACCOUNT / "ca.crt" if inside else None)
-    requests = Requests(session, token_file, ca_file)
+    requests = Requests(token_file, ca_file)
     return Kubernetes(server, namespace, section.selector, section.port, requests, section.scheme, limit, section.timeout_s)
 
 
@@ -56,7 +54,7 @@ KINDS: tuple[tuple[type[DiscoverySection], Callable[..., Source]], ...] = (
 )
 
 
-def sources_of(sections: Sequence[DiscoverySection], session: aiohttp.ClientSession, limit: int) -> list[Source]:
+def sources_of(sections: Sequence[DiscoverySection], limit: int) -> list[Source]:
     """A source a section. Raises BadInput for what cannot be honoured: certificates, a DNS server, Kubernetes outside of it."""
     made = dict(KINDS)
-    return [made[type(section)](section, session, limit) for section in sections]
+    return [made[type(section)](section, limit) for section in sections]

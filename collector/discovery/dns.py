@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+import aiohttp
 import dns.asyncresolver
 import dns.exception
 import dns.resolver
@@ -53,7 +54,7 @@ class Dns:
         """Record and names."""
         return f"dns {self._record} {', '.join(self._names)}"[:200]
 
-    async def ask(self) -> Answer:
+    async def ask(self, session: aiohttp.ClientSession) -> Answer:
         """What the names stand for now. Raises Unavailable for a name that does not resolve; one without such records stands for nothing."""
         urls = Urls(self._limit)
         for found in await asyncio.gather(*(self._resolve(name) for name in self._names)):

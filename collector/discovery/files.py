@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+
 from poolmeter.collector.discovery.source import Answer
 from poolmeter.collector.discovery.targets import BODY_LIMIT, Urls, parse_groups, parse_json, parse_lines, parse_toml_nodes, parse_yaml
 from poolmeter.errors import BadInput, DataError
@@ -69,7 +71,7 @@ class Files:
         """Kind and patterns."""
         return f"{self._kind} {', '.join(self._patterns)}"[:200]
 
-    async def ask(self) -> Answer:
+    async def ask(self, session: aiohttp.ClientSession) -> Answer:
         """What all files together name. Raises DataError when nothing of it could ever be read, or they name too many."""
         return await asyncio.to_thread(self._ask)
 

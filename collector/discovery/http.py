@@ -25,17 +25,18 @@ def tls_context(ca_file: Path | None) -> ssl.SSLContext:
 class Requests:
     """GET with a bearer token that is read from its file each time, since such tokens are changed under a running program."""
 
-    def __init__(self, session: aiohttp.ClientSession, token_file: Path | None, ca_file: Path | None) -> None:
-        self._session = session
+    def __init__(self, token_file: Path | None, ca_file: Path | None) -> None:
         self._token_file = token_file
         self._ssl = tls_context(ca_file)
 
-    async def get(self, url: str, params: dict[str, str], timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+    async def get(
+        self, session: aiohttp.ClientSession, url: str, params: dict[str, str], timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
         """The answer, for the caller to close. Redirects are not followed: the token is for this address alone."""
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if self._token_file is not None:
             headers["Authorization"] = f"Bearer {await asyncio.to_thread(read_token, self._token_file)}"
-        return await self._session.get(url, params=params, headers=headers, allow_redirects=False, ssl=self._ssl, timeout=timeout)
+        return await session.get(url, params=params, headers=headers, allow_redirects=False, ssl=self._ssl, timeout=timeout)
 
 
 class HttpSd:
@@ -53,8 +54,8 @@ class HttpSd:
         """The address, without what may be secret in it."""
         return f"http_sd {re.sub(r'//[^/@]*@', '//', self._url.partition('?')[0])}"[:200]
 
-    async def ask(self) -> Answer:
+    async def ask(self, session: aiohttp.ClientSession) -> Answer:
         """What it names. Raises Unavailable (status), DataError (what it says)."""
-        async with await self._requests.get(self._url, {}, self._timeout) as response:
+        async with await self._requests.get(session, self._url, {}, self._timeout) as response:
             body = await bounded(response, BODY_LIMIT)
         return Answer(await asyncio.to_thread(lambda: parse_groups(parse_json(body), self._scheme, self._limit)))

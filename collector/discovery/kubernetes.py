@@ -97,13 +97,13 @@ class Kubernetes:
         """Namespace and selector."""
         return f"kubernetes {self._where}"[:200]
 
-    async def answers(self) -> AsyncIterator[Answer]:
+    async def answers(self, session: aiohttp.ClientSession) -> AsyncIterator[Answer]:
         """The endpoints, whenever they change. Ends, to be begun anew with a list, when the server forgot where the watch was."""
-        version: str | None = await self._list()
+        version: str | None = await self._list(session)
         yield self._answer()
         while version is not None:
             changes: asyncio.Queue[bool] = asyncio.Queue(1)
-            watching = asyncio.create_task(self._watch(version, changes))
+            watching = asyncio.create_task(self._watch(session, version, changes))
             try:
                 while not watching.done():
                     waiting = asyncio.create_task(changes.get())
@@ -127,12 +127,12 @@ class Kubernetes:
                 urls.add(url)
         return Answer(urls.all(), next(iter(self._troubles.values()), None))
 
-    async def _list(self) -> str:
+    async def _list(self, session: aiohttp.ClientSession) -> str:
         slices, troubles = dict[str, frozenset[str]](), dict[str, str]()
         after = ""
         for _ in range(PAGES_MOST):
             params = {"labelSelector": self._selector, "limit": str(PAGE)} | ({"continue": after} if after else {})
-            async with await self._requests.get(self._url, params, self._timeout) as response:
+            async with await self._requests.get(session, self._url, params, self._timeout) as response:
                 body = parse_json(await bounded(response, BODY_LIMIT))
             metadata = _part(body, "metadata")
             items = body.get("items") or []
@@ -163,7 +163,7 @@ class Kubernetes:
         if max(len(slices), sum(map(len, slices.values()))) > 2 * self._limit:
             raise DataError(f"more than {2 * self._limit} EndpointSlices or endpoints, expected at most {self._limit} targets")
 
-    async def _watch(self, version: str, changes: "asyncio.Queue[bool]") -> str | None:
+    async def _watch(self, session: aiohttp.ClientSession, version: str, changes: "asyncio.Queue[bool]") -> str | None:
         """Follow changes until the server ends the watch; where to go on from, None when it no longer knows."""
         params = {
             "labelSelector": self._selector,
@@ -172,7 +172,7 @@ class Kubernetes:
             "resourceVersion": version,
             "timeoutSeconds": str(WATCH_S),
         }
-        async with await self._requests.get(self._url, params, self._watch_timeout) as response:
+        async with await self._requests.get(session, self._url, params, self._watch_timeout) as response:
             if response.status == 410:
                 return None
             if response.status != 200:

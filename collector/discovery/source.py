@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import aiohttp
+
 JITTER = 0.1
 
 
@@ -24,8 +26,8 @@ class Source(Protocol):
     def name(self) -> str:
         """Kind and place."""
 
-    def answers(self) -> AsyncIterator[Answer]:
-        """Answers as they change or are asked for, without end. Raises PoolmeterError, OSError, TimeoutError, aiohttp.ClientError
+    def answers(self, session: aiohttp.ClientSession) -> AsyncIterator[Answer]:
+        """Answers as they change or are asked for, without end; `session` is for those that ask by HTTP. Raises PoolmeterError, OSError, TimeoutError, aiohttp.ClientError
         when the source fails: it is then asked anew, later."""
 
 
@@ -36,7 +38,7 @@ class Asked(Protocol):
     def name(self) -> str:
         """Kind and place."""
 
-    async def ask(self) -> Answer:
+    async def ask(self, session: aiohttp.ClientSession) -> Answer:
         """All exporters that it names now. Raises as `Source.answers`."""
 
 
@@ -52,8 +54,8 @@ class Polled:
         """That of what is asked."""
         return self._asked.name
 
-    async def answers(self) -> AsyncIterator[Answer]:
+    async def answers(self, session: aiohttp.ClientSession) -> AsyncIterator[Answer]:
         """One answer an interval."""
         while True:
-            yield await self._asked.ask()
+            yield await self._asked.ask(session)
             await asyncio.sleep(self._every_s * (1 + random.uniform(-JITTER, JITTER)))

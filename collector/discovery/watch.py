@@ -69,14 +69,15 @@ class Discovery:
 
     async def run(self) -> None:
         """Follow every source until cancelled."""
-        async with asyncio.TaskGroup() as group:
+        # A session of their own: what a source costs is no connection of a pull.
+        async with aiohttp.ClientSession(auto_decompress=False, trust_env=False) as session, asyncio.TaskGroup() as group:
             for source, status in zip(self._sources, self.statuses, strict=True):
-                group.create_task(self._follow(source, status))
+                group.create_task(self._follow(session, source, status))
 
-    async def _follow(self, source: Source, status: SourceStatus) -> None:
+    async def _follow(self, session: aiohttp.ClientSession, source: Source, status: SourceStatus) -> None:
         while True:
             try:
-                async with contextlib.aclosing(source.answers()) as answers:  # type: ignore[type-var]
+                async with contextlib.aclosing(source.answers(session)) as answers:  # type: ignore[type-var]
                     async for answer in answers:
                         await self._take(status, answer)
             except FAILURES as error:

@@ -32,13 +32,13 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield made
 
 
-def source(session: aiohttp.ClientSession, toml: str, limit: int = 100) -> Source:
+def source(toml: str, limit: int = 100) -> Source:
     config = parse_config(f"[[collector.discovery]]\n{toml}".encode(), "test")
-    return sources_of(config.collector.discovery, session, limit)[0]
+    return sources_of(config.collector.discovery, limit)[0]
 
 
-async def first(made: Source) -> Answer:
-    async with contextlib.aclosing(made.answers()) as answers:  # type: ignore[type-var]
+async def first(session: aiohttp.ClientSession, made: Source) -> Answer:
+    async with contextlib.aclosing(made.answers(session)) as answers:  # type: ignore[type-var]
         return await anext(answers)
 
 
@@ -73,11 +73,11 @@ async def test_http_sd_is_asked_with_its_token_and_hostile_answers_are_named(ses
     runner, url = await serve([web.get("/sd", groups.get), web.get("/other", groups.other)])
     (tmp_path / "token").write_text("t1\n")
     try:
-        made = source(session, f'type = "http_sd"\nurl = "{url}/sd?pool=x"\ntoken_file = "{tmp_path / "token"}"\nscheme = "https"')
+        made = source(f'type = "http_sd"\nurl = "{url}/sd?pool=x"\ntoken_file = "{tmp_path / "token"}"\nscheme = "https"')
         assert made.name == f"http_sd {url}/sd"
-        assert await first(made) == Answer(frozenset({"https://a:1"}))
+        assert await first(session, made) == Answer(frozenset({"https://a:1"}))
         (tmp_path / "token").write_text("t2\n")
-        await first(made)
+        await first(session, made)
         assert groups.tokens == ["Bearer t1", "Bearer t2"]
         million = json.dumps([{"targets": [f"h{n}:1" for n in range(1_000_000)]}])
         hostile: list[tuple[Callable[[web.Request], web.StreamResponse], str]] = [
@@ -93,7 +93,7 @@ async def test_http_sd_is_asked_with_its_token_and_hostile_answers_are_named(ses
         for answer, reason in hostile:
             groups.answer = answer
             with pytest.raises((DataError, Unavailable), match=reason):
-                await first(made)
+                await first(session, made)
         assert groups.elsewhere == 0
     finally:
         await runner.cleanup()
@@ -112,25 +112,25 @@ async def test_names_stand_for_addresses_and_services(session: aiohttp.ClientSes
     }
     base = f'type = "dns"\nserver = "{fake.address}"\ntimeout_s = 5\n'
     try:
-        found = await first(source(session, base + 'names = ["gpu.test"]\nport = 9000'))
+        found = await first(session, source(base + 'names = ["gpu.test"]\nport = 9000'))
         assert found.urls == {"http://10.0.0.1:9000", "http://10.0.0.2:9000"}
-        assert (await first(source(session, base + 'names = ["gpu.test"]\nrecord = "AAAA"'))).urls == {"http://[2001:db8::1]:9877"}
-        services = source(session, base + 'names = ["_poolmeter._tcp.gpu.test", "none.test"]\nrecord = "SRV"\nscheme = "https"')
-        assert (await first(services)).urls == {"https://n1.gpu.test:9877", "https://n2.gpu.test:9878"}
+        assert (await first(session, source(base + 'names = ["gpu.test"]\nrecord = "AAAA"'))).urls == {"http://[2001:db8::1]:9877"}
+        services = source(base + 'names = ["_poolmeter._tcp.gpu.test", "none.test"]\nrecord = "SRV"\nscheme = "https"')
+        assert (await first(session, services)).urls == {"https://n1.gpu.test:9877", "https://n2.gpu.test:9878"}
         # The name is there, records of this type are not: nobody.
-        assert (await first(source(session, base + 'names = ["none.test"]'))).urls == frozenset()
+        assert (await first(session, source(base + 'names = ["none.test"]'))).urls == frozenset()
         with pytest.raises(Unavailable, match=r"name lost\.test does not exist"):
-            await first(source(session, base + 'names = ["gpu.test", "lost.test"]'))
+            await first(session, source(base + 'names = ["gpu.test", "lost.test"]'))
         many = [f"10.{n // 250}.{n % 250}.1" for n in range(600)]
         fake.records["many.test", "A"], fake.udp_most = many, 100
-        assert len((await first(source(session, base + 'names = ["many.test"]', 1000))).urls) == 600
+        assert len((await first(session, source(base + 'names = ["many.test"]', 1000))).urls) == 600
         assert fake.asked[-2:] == ["many.test A udp", "many.test A tcp"]
         with pytest.raises(DataError, match="600 records, expected at most 100"):
-            await first(source(session, base + 'names = ["many.test"]'))
+            await first(session, source(base + 'names = ["many.test"]'))
         fake.silent = True
-        quick = source(session, base.replace("= 5", "= 0.2") + 'names = ["gpu.test"]')
+        quick = source(base.replace("= 5", "= 0.2") + 'names = ["gpu.test"]')
         with pytest.raises(Unavailable, match=r"name gpu\.test cannot be resolved"):
-            await first(quick)
+            await first(session, quick)
     finally:
         await fake.stop()
 
@@ -162,10 +162,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "LONGEST_PAUSE_S", 0.05)
 
 
-def kubernetes_of(session: aiohttp.ClientSession, url: str, folder: Path, more: str = "", limit: int = 100) -> Source:
+def kubernetes_of(url: str, folder: Path, more: str = "", limit: int = 100) -> Source:
     (folder / "token").write_text("secret\n")
     text = f'type = "kubernetes"\napi_server = "{url}"\nnamespace = "gpu"\nselector = "app=poolmeter-exporter"\n'
-    return source(session, f'{text}token_file = "{folder / "token"}"\n{more}', limit)
+    return source(f'{text}token_file = "{folder / "token"}"\n{more}', limit)
 
 
 class Assigned:
@@ -199,13 +199,13 @@ async def followed(
             await task
 
 
-async def test_endpoints_are_listed_in_pages_then_watched(session: aiohttp.ClientSession, tmp_path: Path, quick: None) -> None:
+async def test_endpoints_are_listed_in_pages_then_watched(tmp_path: Path, quick: None) -> None:
     fake = FakeKubernetes()
     for number in range(5):
         fake.slices[f"s{number}"] = endpoint_slice(f"s{number}", [f"10.0.{number}.1", f"10.0.{number}.2"])
     await fake.start()
     try:
-        async with followed([kubernetes_of(session, fake.url, tmp_path)]) as (discovery, assigned):
+        async with followed([kubernetes_of(fake.url, tmp_path)]) as (discovery, assigned):
             status = discovery.statuses[0]
             everyone = {f"10.0.{number}.{n}" for number in range(5) for n in (1, 2)}
             # Those that are not ready are asked too: they have records.
@@ -234,11 +234,11 @@ async def test_endpoints_are_listed_in_pages_then_watched(session: aiohttp.Clien
         await fake.stop()
 
 
-async def test_a_kubernetes_that_fails_or_lies_keeps_its_last_answer(session: aiohttp.ClientSession, tmp_path: Path, quick: None) -> None:
+async def test_a_kubernetes_that_fails_or_lies_keeps_its_last_answer(tmp_path: Path, quick: None) -> None:
     fake = FakeKubernetes(slices={"a": endpoint_slice("a", ["10.0.0.1"])})
     await fake.start()
     try:
-        async with followed([kubernetes_of(session, fake.url, tmp_path)]) as (discovery, assigned):
+        async with followed([kubernetes_of(fake.url, tmp_path)]) as (discovery, assigned):
             status = discovery.statuses[0]
             await until(lambda: fake.watches)
             # One slice that cannot be read keeps what it said, the others go on.
@@ -296,11 +296,11 @@ async def test_kubernetes_is_asked_over_tls_with_its_own_authority(session: aioh
     fake = FakeKubernetes(slices={"a": endpoint_slice("a", ["10.0.0.1"])})
     await fake.start(context)
     try:
-        assert (await first(kubernetes_of(session, fake.url, tmp_path, f'ca_file = "{cert}"'))).urls == {"http://10.0.0.1:9877"}
+        assert (await first(session, kubernetes_of(fake.url, tmp_path, f'ca_file = "{cert}"'))).urls == {"http://10.0.0.1:9877"}
         with pytest.raises(aiohttp.ClientError, match="certificate"):
-            await first(kubernetes_of(session, fake.url, tmp_path))
+            await first(session, kubernetes_of(fake.url, tmp_path))
         with pytest.raises(BadInput, match="expected a PEM file"):
-            kubernetes_of(session, fake.url, tmp_path, f'ca_file = "{tmp_path / "none"}"')
+            kubernetes_of(fake.url, tmp_path, f'ca_file = "{tmp_path / "none"}"')
     finally:
         await fake.stop()
 
@@ -341,7 +341,7 @@ class Says:
     def say(self, *urls: str) -> None:
         self.queue.put_nowait(Answer(frozenset(urls)))
 
-    async def answers(self) -> AsyncIterator[Answer]:
+    async def answers(self, session: aiohttp.ClientSession) -> AsyncIterator[Answer]:
         self.begun += 1
         while True:
             said = await self.queue.get()

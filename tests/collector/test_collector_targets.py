@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -117,8 +118,11 @@ def test_deep_and_multiplying_documents_end_in_one_sentence() -> None:
     assert parse_groups(parse_yaml(many), "http", 10) == {"http://a:1"}
 
 
+NO_SESSION: Any = None  # files need none
+
+
 async def asked(files: Files) -> tuple[set[str], str | None]:
-    answer = await files.ask()
+    answer = await files.ask(NO_SESSION)
     return set(answer.urls), answer.trouble
 
 
@@ -159,7 +163,7 @@ async def test_a_file_that_was_never_good_fails(tmp_path: Path) -> None:
             old(path, body)
         parse = parse_file_sd if path.suffix == ".json" else parse_node_file
         with pytest.raises(DataError, match=path.name):
-            await Files("file", [str(path)], parse, "http", 10).ask()
+            await Files("file", [str(path)], parse, "http", 10).ask(NO_SESSION)
 
 
 async def test_file_sd_of_many_files_loses_nobody_by_one_that_is_half_written(tmp_path: Path) -> None:
@@ -181,7 +185,7 @@ async def test_file_sd_of_many_files_loses_nobody_by_one_that_is_half_written(tm
     assert await asked(files) == ({"http://b:2"}, None)
     files = Files("file_sd", [str(tmp_path / "nowhere" / "*.json")], parse_file_sd, "http", 10)
     with pytest.raises(DataError, match="nowhere cannot be listed"):
-        await files.ask()
+        await files.ask(NO_SESSION)
 
 
 async def test_a_file_too_large_a_pipe_and_too_many_targets_are_refused(tmp_path: Path) -> None:
@@ -193,4 +197,4 @@ async def test_a_file_too_large_a_pipe_and_too_many_targets_are_refused(tmp_path
         with pytest.raises(DataError, match=reason):
             files = Files("file", [str(path)], parse_node_file, "http", 10)
             for _ in range(3):
-                await files.ask()
+                await files.ask(NO_SESSION)
