@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable, Collection
@@ -17,7 +18,7 @@ from discovery_fakes import FakeDns, FakeKubernetes, endpoint_slice, serve
 from poolmeter.clock import ManualClock
 from poolmeter.collector.discovery import kubernetes as kubernetes_module
 from poolmeter.collector.discovery import watch as watch_module
-from poolmeter.collector.discovery.build import sources_of
+from poolmeter.collector.discovery.build import KINDS, sources_of
 from poolmeter.collector.discovery.dns import resolver_of
 from poolmeter.collector.discovery.kubernetes import in_cluster_server, own_namespace, slice_urls
 from poolmeter.collector.discovery.source import Answer, Source
@@ -382,6 +383,18 @@ async def test_exporters_are_those_of_every_source_each_once(quick: None) -> Non
 async def test_without_sources_only_what_is_configured_is_asked() -> None:
     async with followed([], ("fixed",), ("old",)) as (_, assigned):
         assert assigned.calls == [({"fixed"}, "no longer configured")]
+
+
+def test_the_page_names_every_kind_and_key_and_its_example_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "collector.md").read_text("utf-8")
+    part = page.split("\n## Discovery\n")[1].split("\n## ")[0]
+    example = parse_config(part.split("```toml\n")[1].split("```")[0].encode(), "example").collector.discovery
+    assert {type(section) for section in example} == {kind for kind, _ in KINDS}
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("| ")][1:]
+    for section in example:
+        own = [names for kinds, names, *_ in rows if kinds == "all" or f"`{section.type}`" in kinds]
+        keys = set(re.findall("`([a-z_]+)`", " ".join(own)))
+        assert keys == set(type(section).model_fields) - {"type"}, section
 
 
 @pytest.mark.parametrize(

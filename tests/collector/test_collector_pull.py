@@ -329,6 +329,29 @@ async def test_a_failing_node_is_asked_less_often(rig: Rig, exporter: FakeExport
     assert max(waits) <= 0.2 * 8 * 1.1 and waits[3] > waits[0]
 
 
+async def test_nodes_that_are_gone_are_forgotten_in_time_and_beyond_a_number(rig: Rig) -> None:
+    rows = {f"http://g{n}": NodeRow(f"http://g{n}", f"g{n}", None, NOW - n * HOUR_US, "gone", "moved") for n in range(6)}
+    rows["http://up"] = NodeRow("http://up", "up", None, NOW - 9 * HOUR_US, "up")
+    rig.store.publish(nodes=list(rows.values()))
+    pullers = Pullers(rows, rig.session, rig.publisher, PullSettings("collector", None, 0.2, 5.0), ManualClock(NOW), lambda _: None)
+
+    async def left() -> set[str]:
+        await rig.publisher.publish(Update(rows["http://up"]))
+        return {row["node"] for row in query(rig.store.root, "SELECT node FROM nodes").to_pylist()}
+
+    pullers.forget_gone(NOW - 4 * HOUR_US, 10)
+    assert await left() == {"g0", "g1", "g2", "g3", "g4", "up"}
+    pullers.forget_gone(NOW - 100 * HOUR_US, 2)
+    assert await left() == {"g0", "g1", "up"}
+    # What is forgotten once is no rule for ever: its row may come again.
+    rig.store.publish(nodes=[rows["http://g5"]])
+    assert await left() == {"g0", "g1", "g5", "up"}
+    # One that never answered leaves no line.
+    pullers.add("http://127.0.0.1:9")
+    await pullers.remove("http://127.0.0.1:9", gone="named no more")
+    assert await left() == {"g0", "g1", "g5", "up"}
+
+
 async def test_nodes_come_and_go_while_it_runs(rig: Rig, exporter: FakeExporter) -> None:
     other = await FakeExporter("n2").start()
     moved = await FakeExporter("n1", epoch=exporter.epoch).start()
