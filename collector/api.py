@@ -138,6 +138,7 @@ class _Health:
         warnings = [f"node {row.get('node') or row['url']} is {row['state']}: {row.get('reason', 'no reason known')}" for row in bad]
         if self._state.store.trouble:
             warnings.insert(0, self._state.store.trouble)
+        publisher = self._state.publisher
         store = {
             "generation": state.generation,
             "published": rfc3339(state.published_us),
@@ -145,6 +146,14 @@ class _Health:
             "bytes": sum(segment.bytes for segment in state.segments.values()),
             "quarantine_rows": quarantined,
             "writable": self._state.store.trouble is None,
+            **(
+                {}
+                if publisher is None or not publisher.recent
+                else {
+                    "publish_p50_ms": publisher.recent_ms(0.5),
+                    "publish_p99_ms": publisher.recent_ms(0.99),
+                }
+            ),
             "disk_free_bytes": disk.free,
             "disk_total_bytes": disk.total,
         }

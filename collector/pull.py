@@ -1,18 +1,23 @@
 """Pulling one exporter: ask, check, publish, acknowledge; forever, at its own pace, whatever the others do."""
 
 import asyncio
+import functools
 import json
 import logging
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import quote
 
 import aiohttp
+from yarl import URL
 
 from poolmeter.clock import Clock
-from poolmeter.collector.bodies import SNAPSHOT_LIMIT, USAGE_LIMIT, Answer, parse_answer, parse_snapshot
+from poolmeter.collector.bodies import SNAPSHOT_LIMIT, USAGE_LIMIT, Answer, parse_answer, parse_now, parse_snapshot
 from poolmeter.collector.check import Expected, check_usage
+from poolmeter.collector.events import has_outcomes
 from poolmeter.collector.now import Newest, newest
 from poolmeter.collector.publisher import Publisher, Update
 from poolmeter.collector.state import NodeRow
@@ -26,6 +31,8 @@ DAYS_MOST = 400  # of one answer; a spool keeps a year at most
 BACK_OFF = 8  # a failing node is asked at most this many times less often
 BACK_OFF_S = 60.0
 JITTER = 0.1
+INLINE_BYTES = 1 << 18  # some milliseconds of decoding and checking
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,15 @@ class NodeStatus:
 # Who owns a node's name: url -> error sentence, None when the url may use it.
 Claim = Callable[[str, str], str | None]
 Outcomes = Callable[[Batch], object]
+
+
+@dataclass(frozen=True)
+class _Got:
+    """An answer, and the snapshot in it; `warning` says why there is none."""
+
+    answer: Answer
+    newest: Newest | None
+    warning: str | None
 
 
 class NodePuller:
@@ -122,18 +138,19 @@ class NodePuller:
     async def _pull(self) -> str | None:
         warning: str | None = None
         for turn in range(ROUNDS):
-            answer = await self._ask()
+            got = await self._ask(with_snapshot=turn == 0)
+            answer, found = got.answer, got.newest
             reason = self._claim(self.status.row.url, answer.node)
             if reason is not None:
                 raise Refused(reason)
-            found: Newest | None = None
             if turn == 0:
-                try:
-                    found = await self._snapshot(answer.node)
-                except (PoolmeterError, aiohttp.ClientError, OSError, TimeoutError) as error:
-                    warning = f"no snapshot: {str(error) or type(error).__name__}"
+                warning = got.warning
+                if answer.snapshot is None:
+                    found, warning = await self._json_snapshot(answer.node)
             now = self._clock.wall_us()
-            batch = await asyncio.to_thread(self._checked, answer, now) if answer.table.num_rows else None
+            batch = None
+            if answer.table.num_rows:
+                batch = await _aside(answer.table.nbytes, functools.partial(self._checked, answer, now))
             self._take_lag(answer, now)
             self.status.row = await self._publisher.publish(Update(self._row(answer, found, warning, now), batch, found, answer.more))
             if batch is not None:
@@ -141,7 +158,8 @@ class NodePuller:
                 self.status.quarantined += sum(row.rows for row in batch.checked.bad)
                 if batch.checked.bad:
                     _log.warning("node %s: %d rows in quarantine: %s", answer.node, len(batch.checked.bad), batch.checked.bad[0].reason)
-                await asyncio.to_thread(self._outcomes, batch)
+                if has_outcomes(batch):
+                    await asyncio.to_thread(self._outcomes, batch)
                 if batch.checked.through is not None:
                     await self._acknowledge(answer.epoch, batch.checked.through)
             if not answer.more or batch is None or batch.checked.through is None:
@@ -161,7 +179,7 @@ class NodePuller:
 
     def _row(self, answer: Answer, found: Newest | None, warning: str | None, now_us: int) -> NodeRow:
         old = self.status.row
-        pool, simulated = (found.snapshot.pool, found.snapshot.simulated) if found else (old.pool, old.simulated)
+        pool, simulated = (found.pool, found.simulated) if found else (old.pool, old.simulated)
         return NodeRow(old.url, answer.node, answer.epoch, now_us, "up", warning, pool, simulated)
 
     def _take_lag(self, answer: Answer, now_us: int) -> None:
@@ -186,27 +204,31 @@ class NodePuller:
         except Unavailable as error:
             _log.error("%s", error)
 
-    async def _ask(self) -> Answer:
+    async def _ask(self, with_snapshot: bool) -> _Got:
         # Asked after what is acknowledged, not after what is stored: a record whose acknowledgement failed comes again, is dropped as
         # known, and its event reaches the books even if the last collector died before it got there.
-        answer = await self._usage(self._acknowledged)
-        if self._acknowledged is not None and answer.epoch != self._acknowledged[0]:
+        got = await self._usage(self._acknowledged, with_snapshot)
+        if self._acknowledged is not None and got.answer.epoch != self._acknowledged[0]:
             # Another spool than the one asked after: its beginning must not be missed.
             self._acknowledged = None
-            answer = await self._usage(None)
-        return answer
+            got = await self._usage(None, with_snapshot)
+        return got
 
-    async def _usage(self, after: tuple[str, int] | None) -> Answer:
-        query = {"after": f"{after[0]},{after[1]}"} if after else {}
-        async with self._request("GET", "/v1/usage", params=query) as response:
+    async def _usage(self, after: tuple[str, int] | None, with_snapshot: bool) -> _Got:
+        query = ([f"after={quote(after[0])},{after[1]}"] if after else []) + (["snapshot=arrow"] if with_snapshot else [])
+        async with self._request("GET", "/v1/usage" + ("?" + "&".join(query) if query else "")) as response:
             body = await _bounded(response, USAGE_LIMIT)
             headers = dict(_titled(response))
-        return await asyncio.to_thread(parse_answer, headers, body)
+        return await _aside(len(body), lambda: _parsed(headers, body))
 
-    async def _snapshot(self, node: str) -> Newest:
-        async with self._request("GET", "/v1/snapshot") as response:
-            body = await _bounded(response, SNAPSHOT_LIMIT)
-        return await asyncio.to_thread(lambda: newest(parse_snapshot(body, node)))
+    async def _json_snapshot(self, node: str) -> tuple[Newest | None, str | None]:
+        """The snapshot of an exporter that knows it as a page of its own alone, or why there is none."""
+        try:
+            async with self._request("GET", "/v1/snapshot") as response:
+                body = await _bounded(response, SNAPSHOT_LIMIT)
+            return await asyncio.to_thread(lambda: newest(parse_snapshot(body, node))), None
+        except (PoolmeterError, aiohttp.ClientError, OSError, TimeoutError) as error:
+            return None, f"no snapshot: {str(error) or type(error).__name__}"
 
     async def _acknowledge(self, epoch: str, sequence: int) -> None:
         body = json.dumps({"consumer": self._settings.consumer, "epoch": epoch, "seq": sequence})
@@ -218,9 +240,7 @@ class NodePuller:
 
         self._acknowledged = (epoch, sequence)
 
-    def _request(
-        self, method: str, path: str, params: dict[str, str] | None = None, body: str | None = None
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    def _request(self, method: str, path: str, body: str | None = None) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         headers = {"Accept-Encoding": "identity"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -228,8 +248,21 @@ class NodePuller:
             headers["Authorization"] = f"Bearer {self._settings.token}"
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
         return self._session.request(
-            method, self._base + path, params=params, data=body, headers=headers, allow_redirects=False, timeout=timeout
+            method, URL(self._base + path, encoded=True), data=body, headers=headers, allow_redirects=False, timeout=timeout
         )
+
+
+def _parsed(headers: dict[str, str], body: bytes) -> _Got:
+    answer = parse_answer(headers, body)
+    try:
+        return _Got(answer, parse_now(answer, body), "no snapshot: none was taken yet" if answer.snapshot == len(body) else None)
+    except DataError as error:  # records are not kept out by it
+        return _Got(answer, None, f"no snapshot: {error}")
+
+
+async def _aside(size: int, work: Callable[[], T]) -> T:
+    """The result of `work` on `size` bytes: a thread is worth its price for what takes long alone."""
+    return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
 
 
 def _titled(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
