@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ _log = logging.getLogger("poolmeter.collector")
 MAINTENANCE_S = 30.0
 LAST_PULL_S = 5.0
 GAP_S = 1.0
+DESCRIPTORS = 65_536
+KEEP_ALIVE_S = 70.0  # exporters close theirs after 75
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run(settings: Settings, extra_routes: Sequence[BaseRoute] = (), clock: Clock | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises Unavailable (port, store owned by another), DataError, BadInput before anything starts."""
+    _take_descriptors()
     with (
         contextlib.closing(listen(settings.host, settings.port)) as server,
         Store(settings.data.store) as store,
@@ -90,7 +94,8 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     known = store.state.nodes
     publisher = Publisher(store, forget=[url for url in known if url not in settings.nodes], gap_s=min(GAP_S, settings.pull.interval_s / 4))
-    connector = aiohttp.TCPConnector(limit=0, limit_per_host=4)
+    # A connection to an exporter outlives the interval: opening one costs as much as a request.
+    connector = aiohttp.TCPConnector(limit=0, limit_per_host=4, keepalive_timeout=min(2 * settings.pull.interval_s, KEEP_ALIVE_S))
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False, trust_env=False) as session:
         pullers = Pullers(known, session, publisher, settings.pull, clock, lambda batch: take_outcomes(books, batch))
         state = ApiState(
@@ -137,6 +142,14 @@ async def _serve(
         for task in (serving, publishing):
             if not task.cancelled() and task.exception() is not None:
                 raise Unavailable(f"collector stopped: {task.exception()!r:.200}") from task.exception()
+
+
+def _take_descriptors() -> None:
+    """Allow as many open files as this process may: a thousand exporters take a thousand connections, and the customary limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Web(uvicorn.Server):

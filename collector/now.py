@@ -86,6 +86,14 @@ def rows_to_table(name: str, rows: Sequence[Mapping[str, object]]) -> "pa.Table"
     return pa.Table.from_pylist(list(rows), schema=schema_of(TABLES[name]))
 
 
+def records_to_table(name: str, records: Sequence[object]) -> "pa.Table":
+    """The same of records whose fields are the columns; several times as fast for thousands of them."""
+    import pyarrow as pa
+
+    schema = schema_of(TABLES[name])
+    return pa.Table.from_arrays([pa.array([getattr(row, field.name) for row in records], field.type) for field in schema], schema=schema)
+
+
 def snapshot_objects(tables: Mapping[str, "pa.Table"]) -> list[dict[str, Any]]:
     """`now_*` tables back as plain snapshots, one per node, fields that are unknown left out (the JSON of an exporter's snapshot)."""
     nodes: dict[str, dict[str, Any]] = {}

@@ -16,7 +16,8 @@ from poolmeter.errors import PoolmeterError
 _log = logging.getLogger("poolmeter.collector")
 GAP_SHARE = 20  # a publication that takes long is followed by so many times its length without one, so that it costs a twentieth of a core
 GAP_MOST_S = 5.0
-NOW_SHARE = 50  # the same for the writing of newest snapshots
+NOW_SHARE = 30  # the same for the writing of newest snapshots
+NOW_MOST_S = 15.0
 DOUBTS = 3  # so many members of a failed group fail alone before the rest is not tried
 
 
@@ -92,7 +93,7 @@ class Publisher:
         except PoolmeterError as error:
             _log.error("newest snapshots: %s", error)
         ended = time.monotonic()
-        self._refresh_at = ended + NOW_SHARE * (ended - started)
+        self._refresh_at = ended + min(NOW_SHARE * (ended - started), NOW_MOST_S)
 
     def recent_ms(self, part: float) -> float | None:
         """So long the given part (0 to 1) of the last thousand publications took at most; None before the first."""

@@ -5,7 +5,7 @@ import functools
 import json
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -218,7 +218,7 @@ class NodePuller:
         query = ([f"after={quote(after[0])},{after[1]}"] if after else []) + (["snapshot=arrow"] if with_snapshot else [])
         async with self._request("GET", "/v1/usage" + ("?" + "&".join(query) if query else "")) as response:
             body = await _bounded(response, USAGE_LIMIT)
-            headers = dict(_titled(response))
+            headers = response.headers
         return await _aside(len(body), lambda: _parsed(headers, body))
 
     async def _json_snapshot(self, node: str) -> tuple[Newest | None, str | None]:
@@ -252,7 +252,7 @@ class NodePuller:
         )
 
 
-def _parsed(headers: dict[str, str], body: bytes) -> _Got:
+def _parsed(headers: Mapping[str, str], body: bytes) -> _Got:
     answer = parse_answer(headers, body)
     try:
         return _Got(answer, parse_now(answer, body), "no snapshot: none was taken yet" if answer.snapshot == len(body) else None)
@@ -263,10 +263,6 @@ def _parsed(headers: dict[str, str], body: bytes) -> _Got:
 async def _aside(size: int, work: Callable[[], T]) -> T:
     """The result of `work` on `size` bytes: a thread is worth its price for what takes long alone."""
     return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
-
-
-def _titled(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
-    return [("-".join(word.capitalize() for word in name.split("-")), value) for name, value in response.headers.items()]
 
 
 async def _bounded(response: aiohttp.ClientResponse, limit: int, accept: range = range(200, 300)) -> bytes:

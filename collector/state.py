@@ -1,10 +1,10 @@
 """What a store's catalog says, in memory: the state that a publication replaces, and its way to tables and back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from poolmeter.collector.now import Newest, now_by_node, rows_to_table
+from poolmeter.collector.now import Newest, now_by_node, records_to_table, rows_to_table
 from poolmeter.collector.segments import Segment
 from poolmeter.collector.sequences import Ranges
 from poolmeter.collector.tables import STORE_VERSION, SegmentKind
@@ -99,12 +99,12 @@ def with_devices(
                 row["minute_us_min"], row["minute_us_max"],
             )  # fmt: skip
             out[key] = _merged(out.get(key), seen)
+    columns = ("uuid", "node", "index", "model", "vendor", "memory_total_bytes", "driver_version", "taken_us", "taken_us")
     for newest in snapshots:
-        columns = ("uuid", "node", "index", "model", "vendor", "memory_total_bytes", "driver_version", "taken_us", "taken_us")
-        for values in zip(*(newest.tables["now_devices"].column(name).to_pylist() for name in columns), strict=True):
+        table = newest.tables["now_devices"]
+        for values in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
             seen = DeviceRow(*values)
-            key = (seen.node, seen.uuid)
-            out[key] = _merged(out.get(key), seen)
+            out[(seen.node, seen.uuid)] = _merged(out.get((seen.node, seen.uuid)), seen)
     return out
 
 
@@ -112,12 +112,16 @@ def _merged(old: DeviceRow | None, seen: DeviceRow) -> DeviceRow:
     if old is None:
         return seen
     newer, older = (seen, old) if seen.last_seen_us >= old.last_seen_us else (old, seen)
-    return replace(
-        newer,
-        index=newer.index if newer.index is not None else older.index,
-        vendor=newer.vendor or older.vendor,
-        driver=newer.driver or older.driver,
-        first_seen_us=min(old.first_seen_us, seen.first_seen_us),
+    return DeviceRow(
+        newer.uuid,
+        newer.node,
+        newer.index if newer.index is not None else older.index,
+        newer.model,
+        newer.vendor or older.vendor,
+        newer.memory_total_bytes,
+        newer.driver or older.driver,
+        min(old.first_seen_us, seen.first_seen_us),
+        newer.last_seen_us,
     )
 
 
@@ -136,8 +140,8 @@ def catalog_tables(state: State) -> dict[str, "pa.Table"]:
     ]
     return {
         "meta": rows_to_table("meta", [meta]),
-        "nodes": rows_to_table("nodes", [vars(row) for row in state.nodes.values()]),
+        "nodes": records_to_table("nodes", list(state.nodes.values())),
         "sequences": rows_to_table("sequences", ranges),
-        "devices": rows_to_table("devices", [vars(row) for row in state.devices.values()]),
-        "segments": rows_to_table("segments", [{**vars(row), "kind": row.kind.value} for row in state.segments.values()]),
+        "devices": records_to_table("devices", list(state.devices.values())),
+        "segments": records_to_table("segments", list(state.segments.values())),
     }

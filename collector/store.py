@@ -220,7 +220,8 @@ class Store:
             fresh.append(table)
             bad += wrong
             known += dropped
-        wide = pa.concat_tables(fresh) if fresh else None
+        # In one piece: what follows costs as much for each piece as for a thousand rows.
+        wide = pa.concat_tables(fresh).combine_chunks() if fresh else None
         counts: dict[RecordKind, int] = {}
         for kind in RecordKind if wide is not None and wide.num_rows else ():
             segment_kind = SegmentKind(kind.value)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("poolmeter.exporter")
 ARROW = "application/vnd.apache.arrow.stream"
 BODY_LIMIT = 65_536
+KEEP_ALIVE_S = 75  # longer than collectors and Prometheus wait between two questions
 
 
 class Face:
@@ -225,6 +226,7 @@ class Server:
             lifespan="off",
             loop="asyncio",  # the one loop whose TLS takes a context that changes
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
             ssl_context_factory=None if context is None else lambda *_: context,
         )
