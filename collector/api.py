@@ -144,6 +144,7 @@ class _Health:
         warnings += [f"discovery {row['source']}: {row['reason']}" for row in sources if "reason" in row]
         if self._state.store.trouble:
             warnings.insert(0, self._state.store.trouble)
+        publisher = self._state.publisher
         store = {
             "generation": state.generation,
             "published": rfc3339(state.published_us),
@@ -151,6 +152,14 @@ class _Health:
             "bytes": sum(segment.bytes for segment in state.segments.values()),
             "quarantine_rows": quarantined,
             "writable": self._state.store.trouble is None,
+            **(
+                {}
+                if publisher is None or not publisher.recent
+                else {
+                    "publish_p50_ms": publisher.recent_ms(0.5),
+                    "publish_p99_ms": publisher.recent_ms(0.99),
+                }
+            ),
             "disk_free_bytes": disk.free,
             "disk_total_bytes": disk.total,
         }

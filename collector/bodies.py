@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poolmeter import arrow
+from poolmeter import arrow, now
 from poolmeter.collector.check import check_epoch
+from poolmeter.collector.now import Newest, of_tables
 from poolmeter.errors import DataError
 from poolmeter.model.plain import from_plain
 from poolmeter.model.snapshot import Snapshot
@@ -24,13 +25,18 @@ _SEQUENCE_LIMIT = 1 << 62
 
 @dataclass(frozen=True)
 class Answer:
-    """One usage answer: whose spool, which epoch, up to where it reaches, whether more is waiting, and the rows (wide table)."""
+    """One usage answer: whose spool, which epoch, up to where it reaches, whether more is waiting, and the rows (wide table).
+
+    `snapshot` is where in the body the node's snapshot begins; None: the exporter knows no snapshot in its usage answers, or was not
+    asked for one.
+    """
 
     node: str
     epoch: str
     last_sequence: int
     more: bool
     table: "pa.Table"
+    snapshot: int | None = None
 
 
 def parse_answer(headers: Mapping[str, str], body: bytes) -> Answer:
@@ -47,8 +53,28 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> Answer:
     more = _header(headers, "X-Poolmeter-More").lower()
     if more not in ("true", "false", "1", "0"):
         raise DataError(f"header X-Poolmeter-More is {more!r:.80}, expected true or false")
-    refuse_compressed(body)
-    return Answer(node, epoch, int(last), more in ("true", "1"), arrow.from_bytes(body))
+    at = _snapshot_at(headers, len(body))
+    usage = body if at is None else body[:at]
+    refuse_compressed(usage)
+    return Answer(node, epoch, int(last), more in ("true", "1"), arrow.from_bytes(usage), at)
+
+
+def parse_now(answer: Answer, body: bytes) -> Newest | None:
+    """The snapshot behind an answer's records; None when the exporter has taken none yet. Raises DataError."""
+    if answer.snapshot is None or answer.snapshot == len(body):
+        return None
+    part = body[answer.snapshot :]
+    refuse_compressed(part)
+    return of_tables(now.from_bytes(part, answer.node))
+
+
+def _snapshot_at(headers: Mapping[str, str], size: int) -> int | None:
+    text = headers.get("X-Poolmeter-Snapshot")
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) > size:
+        raise DataError(f"header X-Poolmeter-Snapshot is {text!r:.80}, expected a place in a body of {size} bytes")
+    return int(text)
 
 
 def parse_snapshot(body: bytes, node: str) -> Snapshot:

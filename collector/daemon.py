@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ MAINTENANCE_S = 30.0
 LAST_PULL_S = 5.0
 GAP_S = 1.0
 GONE_MOST = 1000  # lines of nodes that are gone, however fast they come and go
+DESCRIPTORS = 65_536
+KEEP_ALIVE_S = 70.0  # exporters close theirs after 75
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ def run(settings: Settings, extra_routes: Sequence[BaseRoute] = (), clock: Clock
     """Serve until SIGTERM or SIGINT. Raises Unavailable (port, store owned by another), DataError, BadInput before anything starts."""
     sources = sources_of(settings.discovery, settings.discovery_limit)
     tokens = None if settings.push_tokens_file is None else PushTokens(settings.push_tokens_file)
+    _take_descriptors()
     with (
         contextlib.closing(listen(settings.host, settings.port)) as server,
         Store(settings.data.store) as store,
@@ -113,7 +117,8 @@ async def _serve(
     known = store.state.nodes
     forget = [url for url, row in known.items() if not _stays(row, settings)]
     publisher = Publisher(store, forget=forget, gap_s=min(GAP_S, settings.pull.interval_s / 4))
-    connector = aiohttp.TCPConnector(limit=0, limit_per_host=4)
+    # A connection to an exporter outlives the interval: opening one costs as much as a request.
+    connector = aiohttp.TCPConnector(limit=0, limit_per_host=4, keepalive_timeout=min(2 * settings.pull.interval_s, KEEP_ALIVE_S))
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False, trust_env=False) as session:
         pullers = Pullers(
             {url: row for url, row in known.items() if not url.startswith(ADDRESS) and _stays(row, settings)},
@@ -209,6 +214,14 @@ async def _forget_gone(pullers: Pullers, after_us: int, clock: Clock) -> None:
     while True:
         pullers.forget_gone(clock.wall_us() - after_us, GONE_MOST)
         await asyncio.sleep(MAINTENANCE_S)
+
+
+def _take_descriptors() -> None:
+    """Allow as many open files as this process may: a thousand exporters take a thousand connections, and the customary limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Web(uvicorn.Server):

@@ -1,13 +1,16 @@
 """Taking in what one exporter sent, pulled or pushed: one path from a parsed answer through the rules to what is durable."""
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from poolmeter.clock import Clock
-from poolmeter.collector.bodies import Answer
+from poolmeter.collector.bodies import Answer, parse_answer, parse_now
 from poolmeter.collector.check import Expected, check_usage
+from poolmeter.collector.events import has_outcomes
 from poolmeter.collector.now import Newest
 from poolmeter.collector.publisher import Publisher, Update
 from poolmeter.collector.state import NodeRow
@@ -17,6 +20,8 @@ from poolmeter.model.units import DAY_US
 
 _log = logging.getLogger("poolmeter.collector")
 DAYS_MOST = 400  # of one answer; a spool keeps a year at most
+INLINE_BYTES = 1 << 18  # some milliseconds of decoding and checking
+T = TypeVar("T")
 
 
 @dataclass
@@ -31,6 +36,15 @@ class NodeStatus:
     quarantined: int = 0
     last_success_us: int | None = None
     lag_us: int | None = None
+
+
+@dataclass(frozen=True)
+class Got:
+    """An answer, and the snapshot in it; `warning` says why there is none."""
+
+    answer: Answer
+    newest: Newest | None
+    warning: str | None
 
 
 # Who owns a node's name: url -> error sentence, None when the url may use it.
@@ -63,7 +77,9 @@ class Intake:
         Raises DataError, Refused, Unavailable; nothing of it is stored then, unless what is told to the books failed: it comes again.
         """
         now = self._clock.wall_us()
-        batch = await asyncio.to_thread(self._checked, answer, now) if answer.table.num_rows else None
+        batch = None
+        if answer.table.num_rows:
+            batch = await aside(answer.table.nbytes, functools.partial(self._checked, answer, now))
         self._take_lag(answer, now)
         self.status.row = await self._publisher.publish(Update(self._row(answer, found, warning, now), batch, found, answer.more))
         if batch is None:
@@ -72,7 +88,8 @@ class Intake:
         self.status.quarantined += sum(row.rows for row in batch.checked.bad)
         if batch.checked.bad:
             _log.warning("node %s: %d rows in quarantine: %s", answer.node, len(batch.checked.bad), batch.checked.bad[0].reason)
-        await asyncio.to_thread(self._outcomes, batch)
+        if has_outcomes(batch):
+            await asyncio.to_thread(self._outcomes, batch)
         return batch.checked.through
 
     def succeeded(self) -> None:
@@ -111,7 +128,7 @@ class Intake:
 
     def _row(self, answer: Answer, found: Newest | None, warning: str | None, now_us: int) -> NodeRow:
         old = self.status.row
-        pool, simulated = (found.snapshot.pool, found.snapshot.simulated) if found else (old.pool, old.simulated)
+        pool, simulated = (found.pool, found.simulated) if found else (old.pool, old.simulated)
         return NodeRow(old.url, answer.node, answer.epoch, now_us, "up", warning, pool, simulated)
 
     def _take_lag(self, answer: Answer, now_us: int) -> None:
@@ -120,3 +137,17 @@ class Intake:
 
             newest_us = pc.max(answer.table.column("minute_us")).as_py()
             self.status.lag_us = max(0, now_us - newest_us) if newest_us is not None else None
+
+
+def parsed(headers: Mapping[str, str], body: bytes) -> Got:
+    """An exporter's records and the snapshot behind them. Raises DataError; a wrong snapshot alone is only a warning."""
+    answer = parse_answer(headers, body)
+    try:
+        return Got(answer, parse_now(answer, body), "no snapshot: none was taken yet" if answer.snapshot == len(body) else None)
+    except DataError as error:  # records are not kept out by it
+        return Got(answer, None, f"no snapshot: {error}")
+
+
+async def aside(size: int, work: Callable[[], T]) -> T:
+    """The result of `work` on `size` bytes: a thread is worth its price for what takes long alone."""
+    return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolmeter.collector.catalog import CURRENT
-from poolmeter.collector.rollup import view_source
+from poolmeter.collector.rollup import read_segments, view_source
 from poolmeter.collector.segments import TEMPORARY, Segment, sync_folder
-from poolmeter.collector.tables import TABLES, VIEWS, literal, quoted, view_fields
+from poolmeter.collector.tables import TABLES, VIEWS, SegmentKind, literal, quoted, view_fields
+from poolmeter.model.now import NOW_PARTS
 
 if TYPE_CHECKING:
     import duckdb
@@ -28,7 +29,7 @@ class CatalogWriter:
         self._engine: duckdb.DuckDBPyConnection | None = None
 
     def write(self, generation: int, segments: Sequence[Segment], tables: Mapping[str, "pa.Table"]) -> Path:
-        """A durable catalog that nothing names yet. `tables` holds every table of `TABLES`. Raises OSError, duckdb.Error."""
+        """A durable catalog that nothing names yet. `tables` holds every table of `TABLES` but the `now_*` ones. Raises OSError, duckdb.Error."""
         temporary = self._root / f"{TEMPORARY}catalog-{generation}.duckdb"
         temporary.unlink(missing_ok=True)
         try:
@@ -61,6 +62,9 @@ class CatalogWriter:
         engine.execute("USE next")
         engine.execute("BEGIN")
         for name in TABLES:
+            if name in NOW_PARTS:
+                engine.execute(now_statement(name, segments))
+                continue
             engine.register("incoming", tables[name])
             engine.execute(f"CREATE TABLE {name} AS SELECT * FROM incoming")
             engine.unregister("incoming")
@@ -87,6 +91,16 @@ def view_statement(view: str, segments: Sequence[Segment]) -> str:
         nothing = ", ".join(f"CAST(NULL AS {field.type}) AS {quoted(field.name)}" for field in view_fields(view))
         return f"CREATE VIEW {view} AS SELECT {nothing} WHERE false"
     return f"CREATE VIEW {view} AS SELECT *, {expression} AS {quoted(derived.name)} FROM ({source})"
+
+
+def now_statement(name: str, segments: Sequence[Segment]) -> str:
+    """CREATE VIEW of one of the `now_*` names over the live segment of newest snapshots; typed and empty when there is none."""
+    live = [segment for segment in segments if segment.kind is SegmentKind.NOW]
+    if not live:
+        nothing = ", ".join(f"CAST(NULL AS {field.type}) AS {quoted(field.name)}" for field in TABLES[name])
+        return f"CREATE VIEW {name} AS SELECT {nothing} WHERE false"
+    columns = ", ".join(quoted(field.name) for field in TABLES[name])
+    return f"CREATE VIEW {name} AS SELECT {columns} FROM {read_segments(live)} WHERE part = {literal(NOW_PARTS[name])}"
 
 
 def name_current(root: Path, generation: int, replaced: Callable[[], None]) -> None:

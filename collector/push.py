@@ -1,6 +1,6 @@
 """Push: exporters that cannot be reached post what a pull would have fetched, and get the acknowledgement as the answer.
 
-One request holds an Arrow stream of records and the snapshot behind it; it goes through the same intake as a pull's answers. Who may
+One request holds what `GET /v1/usage?snapshot=arrow` of an exporter answers, headers and body, and goes through the same intake. Who may
 push as which node is told by the token alone, and nothing of a body is read before that is known.
 """
 
@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from poolmeter.clock import Clock
-from poolmeter.collector.bodies import NODE, SNAPSHOT_LIMIT, USAGE_LIMIT, Answer, parse_answer, parse_snapshot
-from poolmeter.collector.intake import Intake, NodeStatus, Outcomes
-from poolmeter.collector.now import Newest, newest
+from poolmeter.collector.bodies import NODE, USAGE_LIMIT
+from poolmeter.collector.intake import Got, Intake, NodeStatus, Outcomes, parsed
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pullers import Names
 from poolmeter.collector.state import NodeRow
@@ -31,7 +29,7 @@ from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused, Unava
 _log = logging.getLogger("poolmeter.collector")
 PATH = "/v1/push"
 ADDRESS = "push:"  # what stands before the node's name where a pulled node has its URL
-BODY_LIMIT = 16 << 20  # as sent; unpacked, usage and snapshot have the limits of a pull
+BODY_LIMIT = 16 << 20  # as sent; unpacked, it has the limit of a pull's answer
 TOTAL_LIMIT = 256 << 20  # of all bodies that are being received
 BODY_S = 30.0
 AT_ONCE = 2  # bodies unpacked and checked at the same time
@@ -231,10 +229,10 @@ class Pushes:
             with self._receiving() as room:
                 body = await _body(request, room)
                 async with self._working:
-                    answer, found, warning = await asyncio.to_thread(_parsed, request.headers, body, node)
+                    got = await asyncio.to_thread(_parsed, request.headers, body, node)
                     del body
-                    intake.admit(answer.node)
-                    through = await intake.take(answer, found, warning)
+                    intake.admit(node)
+                    through = await intake.take(got.answer, got.newest, got.warning)
         except _Status as error:
             status, reason = error.status, str(error)
         except Refused as error:
@@ -252,7 +250,7 @@ class Pushes:
             reason = f"internal error: {type(error).__name__}"
         else:
             intake.succeeded()
-            acknowledged = {"consumer": self._consumer, "epoch": answer.epoch, **({} if through is None else {"seq": through})}
+            acknowledged = {"consumer": self._consumer, "epoch": got.answer.epoch, **({} if through is None else {"seq": through})}
             return JSONResponse({"schema": "poolmeter.push/1", "node": node, **acknowledged})
         await intake.failed(state, reason)
         return _error(status, reason, {"Retry-After": "5"} if status in (429, 503) else None)
@@ -318,29 +316,13 @@ def unpacked(body: bytes, limit: int) -> bytes:
     return out
 
 
-def _parsed(headers: Mapping[str, str], body: bytes, node: str) -> tuple[Answer, Newest | None, str | None]:
+def _parsed(headers: Mapping[str, str], body: bytes, node: str) -> Got:
     if headers.get("content-encoding") == "gzip":
-        body = unpacked(body, USAGE_LIMIT + SNAPSHOT_LIMIT)
-    text = headers.get("x-poolmeter-usage-length", "")
-    if not re.fullmatch(r"[0-9]{1,10}", text) or int(text) > len(body):
-        raise DataError(f"header X-Poolmeter-Usage-Length is {text!r:.40}, expected a number up to the body's {len(body)} bytes")
-    usage, snapshot = body[: int(text)], body[int(text) :]
-    for what, part, limit in (("usage", usage, USAGE_LIMIT), ("snapshot", snapshot, SNAPSHOT_LIMIT)):
-        if len(part) > limit:
-            raise _Status(413, f"{what} has {len(part)} bytes, expected at most {limit}")
-    answer = parse_answer({_title(name): value for name, value in headers.items()}, usage)
-    if answer.node != node:
-        raise Refused(f"node is {answer.node!r:.80}, expected {node!r}, whose token it is")
-    if not snapshot:
-        return answer, None, None
-    try:
-        return answer, newest(parse_snapshot(snapshot, node)), None
-    except PoolmeterError as error:  # as with a pull, it stops no usage
-        return answer, None, f"no snapshot: {error}"
-
-
-def _title(name: str) -> str:
-    return "-".join(word.capitalize() for word in name.split("-"))
+        body = unpacked(body, USAGE_LIMIT)
+    got = parsed(headers, body)
+    if got.answer.node != node:
+        raise Refused(f"node is {got.answer.node!r:.80}, expected {node!r}, whose token it is")
+    return got
 
 
 def _error(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FOLDER = "segments"
 TEMPORARY = ".tmp-"
+ROW_GROUP = {SegmentKind.NOW: 16_384}  # a question about one part of the snapshots passes over the others
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def write_segment(root: Path, kind: SegmentKind, day: str, table: "pa.Table", ti
     typed = table.select(arrow_schema(kind).names).cast(arrow_schema(kind)).replace_schema_metadata(arrow_schema(kind).metadata)
     try:
         with temporary.open("wb") as file:
-            pq.write_table(typed, file, compression="zstd", row_group_size=122_880)
+            pq.write_table(typed, file, compression="zstd", row_group_size=ROW_GROUP.get(kind, 122_880))
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from poolmeter.clock import SystemClock
 from poolmeter.collector.catalog import current_name, generation_of, open_catalog
 from poolmeter.collector.check import Checked
-from poolmeter.collector.now import Newest
+from poolmeter.collector.now import NOW_TABLES, Newest, now_rows, now_segment_table
 from poolmeter.collector.publication import CatalogWriter, name_current
 from poolmeter.collector.segments import FOLDER, TEMPORARY, Segment, day_of, split_days, sync_folder, sync_folders, write_segment
 from poolmeter.collector.sequences import Ranges
@@ -28,8 +28,10 @@ from poolmeter.collector.state import NodeRow, State, catalog_tables, last_seque
 from poolmeter.collector.tables import DAY_SOURCES, TABLES, SegmentKind, arrow_schema
 from poolmeter.errors import BadInput, DataError, PoolmeterError, Unavailable
 from poolmeter.model.usage import RecordKind
+from poolmeter.now import table_schema
 
 if TYPE_CHECKING:
+    import duckdb
     import pyarrow as pa
 
 LOCK = "LOCK"
@@ -37,6 +39,9 @@ GRACE_S = 300.0
 # An opened catalog stays readable after it is deleted, so only the moment between reading CURRENT and opening it counts; at a publication a
 # second the old ones would else fill a gigabyte.
 CATALOG_GRACE_S = 10.0
+# So many rows of newest snapshots are written with every publication; more of them apart, as often as their writing is worth.
+NOW_INLINE = 2000
+NOW_DAY = "1970-01-01"  # newest snapshots belong to no day
 _log = logging.getLogger("poolmeter.collector")
 
 
@@ -80,6 +85,7 @@ class Store:
         self._lock = _own(root)
         try:
             self._state = self._load()
+            self._now_written = self._state.now
             self._clear_leftovers()
             if self._state.generation == 0:
                 self._found()
@@ -160,6 +166,29 @@ class Store:
             self._forget(written)
             raise self._unwritable(error) from error
 
+    @property
+    def now_waits(self) -> bool:
+        """Whether readers of the store do not see the newest snapshots yet (`refresh_now`)."""
+        return self._state.now is not self._now_written
+
+    def refresh_now(self) -> None:
+        """Let readers see the newest snapshots; publications go on meanwhile. Raises Unavailable."""
+        written: list[Segment] = []
+        try:
+            newest = self._state.now
+            written = self._write_now(newest)
+            with self._mutex:
+                sync_folders(self.root, written)
+                self._commit(replace(self._state, segments=_with_now(self._state.segments, written)))
+                self._now_written = newest
+        except Exception as error:
+            self._forget(written)
+            raise self._unwritable(error) from error
+
+    def _write_now(self, snapshots: dict[str, dict[str, "pa.Table"]]) -> list[Segment]:
+        table = now_segment_table(snapshots)
+        return [write_segment(self.root, SegmentKind.NOW, NOW_DAY, table, "taken_us")] if table.num_rows else []
+
     def sweep(self) -> None:
         """Delete what no reader can be using any more."""
         with self._mutex:
@@ -191,7 +220,8 @@ class Store:
             fresh.append(table)
             bad += wrong
             known += dropped
-        wide = pa.concat_tables(fresh) if fresh else None
+        # In one piece: what follows costs as much for each piece as for a thousand rows.
+        wide = pa.concat_tables(fresh).combine_chunks() if fresh else None
         counts: dict[RecordKind, int] = {}
         for kind in RecordKind if wide is not None and wide.num_rows else ():
             segment_kind = SegmentKind(kind.value)
@@ -203,6 +233,19 @@ class Store:
             table = pa.Table.from_pylist(bad, schema=arrow_schema(SegmentKind.QUARANTINE))
             written.append(write_segment(self.root, SegmentKind.QUARANTINE, day_of(now_us), table, "received_us"))
             self._on_step("segment")
+        rows = {url: row for url, row in state.nodes.items() if url not in forget}
+        rows |= {row.url: replace(row, last_sequence=last_sequence(sequences, row)) for row in nodes}
+        now = state.now
+        if forget or any(row.state == "gone" for row in nodes):
+            # A snapshot of a node that nobody asks any more is an old number.
+            named = {row.node for row in rows.values() if row.state != "gone"}
+            if not named >= now.keys():
+                now = {node: tables for node, tables in now.items() if node in named}
+        if snapshots:
+            now = now | {newest.node: newest.tables for newest in snapshots}
+        now_written = now is not self._now_written and now_rows(now) <= NOW_INLINE
+        if now_written:
+            written += self._write_now(now)
         sync_folders(self.root, written)
         self._on_step("synced")
         touched = {(segment.kind, segment.day) for segment in written}
@@ -212,13 +255,8 @@ class Store:
             for file, segment in state.segments.items()
             if segment.kind not in DAY_SOURCES or (DAY_SOURCES[segment.kind], segment.day) not in touched
         } | {segment.file: segment for segment in written}
-        rows = {url: row for url, row in state.nodes.items() if url not in forget}
-        rows |= {row.url: replace(row, last_sequence=last_sequence(sequences, row)) for row in nodes}
-        now = state.now
-        if forget or any(row.state == "gone" for row in nodes):
-            # A snapshot of a node that nobody asks any more is an old number.
-            named = {row.node for row in rows.values() if row.state != "gone"}
-            now = {node: tables for node, tables in now.items() if node in named}
+        if now_written:
+            segments = _with_now(segments, [segment for segment in written if segment.kind is SegmentKind.NOW])
         self._commit(
             replace(
                 state,
@@ -227,9 +265,11 @@ class Store:
                 sequences=sequences,
                 nodes=rows,
                 devices=with_devices(state.devices, wide, snapshots),
-                now=now | {newest.snapshot.node: newest.tables for newest in snapshots},
+                now=now,
             )
         )
+        if now_written:
+            self._now_written = now
         self.trouble = None
         return Published(self._state.generation, counts, known, sum(int(row["rows"]) for row in bad))
 
@@ -271,10 +311,13 @@ class Store:
         if current_name(self.root) is None:
             return State()
         with open_catalog(self.root) as connection:
-            tables = {name: connection.sql(f"SELECT * FROM {name}").to_arrow_table() for name in TABLES}
+            tables = {name: connection.sql(f"SELECT * FROM {name}").to_arrow_table() for name in TABLES if name not in NOW_TABLES}
+            tables |= _newest_of(connection)
         state = state_from(tables)
         for segment in state.segments.values():
             found = _size(self.root / segment.file)
+            if segment.kind is SegmentKind.NOW:  # the next pulls bring newer ones
+                continue
             if found != segment.bytes:
                 raise DataError(f"segment {segment.file} of store {self.root} has {found} bytes, expected {segment.bytes}")
         return state
@@ -293,6 +336,23 @@ class Store:
                 path.unlink(missing_ok=True)
             elif 0 <= generation_of(path.name) < self._state.generation:
                 self._doomed.append((deadline, path))
+
+
+def _with_now(segments: dict[str, Segment], written: Sequence[Segment]) -> dict[str, Segment]:
+    """Live segments with the newest snapshots in `written` in place of those before."""
+    kept = {file: segment for file, segment in segments.items() if segment.kind is not SegmentKind.NOW}
+    return kept | {segment.file: segment for segment in written}
+
+
+def _newest_of(connection: "duckdb.DuckDBPyConnection") -> dict[str, "pa.Table"]:
+    """The `now_*` tables of a catalog; empty when their segment is damaged: no bill rests on it, and the next pulls bring newer ones."""
+    import duckdb
+
+    try:
+        return {name: connection.sql(f"SELECT * FROM {name}").to_arrow_table() for name in NOW_TABLES}
+    except duckdb.Error as error:
+        _log.warning("newest snapshots cannot be read, they are asked for again: %s", str(error).splitlines()[0])
+        return {name: table_schema(name).empty_table() for name in NOW_TABLES}
 
 
 def _own(root: Path) -> int:

@@ -19,13 +19,11 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from poolmeter import __version__
 from poolmeter.errors import BadInput, PoolmeterError
-from poolmeter.exporter.scrape import Watched, newest
-from poolmeter.exporter.spool import Spool
-from poolmeter.model.plain import to_plain
+from poolmeter.exporter.answer import Source, usage_answer
 from poolmeter.tokens import read_token
 
 _LOG = logging.getLogger("poolmeter.exporter")
@@ -47,14 +45,6 @@ class PushPlan:
     ca_file: Path | None
     interval_s: float
     timeout_s: float = 30.0
-
-
-class Source(Watched, Protocol):
-    """What is pushed: the part of the agent that this needs."""
-
-    @property
-    def spool(self) -> Spool:
-        """Records that wait."""
 
 
 def push_plan(url: str | None, token_file: Path | None, ca_file: Path | None, interval_s: float) -> PushPlan | None:
@@ -175,27 +165,16 @@ class Push:
         return outcome
 
     def _once(self) -> Outcome:
-        from poolmeter import arrow
-
         spool = self._source.spool
-        batch = spool.read(spool.epoch, self._acknowledged, self._page)
-        usage = arrow.to_bytes(arrow.to_table(batch.records))
-        page = newest(self._source)
-        snapshot = b""
-        if page is not None:
-            snapshot = json.dumps(to_plain(page.snapshot), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        sent = usage_answer(self._source, self._node, spool.epoch, self._acknowledged, self._page, snapshot=True)
         headers = {
+            **sent.headers,
             "Authorization": f"Bearer {read_token(self._plan.token_file)}",
             "Content-Type": "application/octet-stream",
             "Content-Encoding": "gzip",
             "User-Agent": f"poolmeter/{__version__}",
-            "X-Poolmeter-Node": self._node,
-            "X-Poolmeter-Epoch": spool.epoch,
-            "X-Poolmeter-Last-Sequence": str(batch.last),
-            "X-Poolmeter-More": "true" if batch.more else "false",
-            "X-Poolmeter-Usage-Length": str(len(usage)),
         }
-        request = urllib.request.Request(self._plan.url, gzip.compress(usage + snapshot, 1), headers, method="POST")
+        request = urllib.request.Request(self._plan.url, gzip.compress(sent.body, 1), headers, method="POST")
         try:
             with self._opener.open(request, timeout=self._plan.timeout_s) as response:
                 answer = parse_acknowledgement(response.read(_ANSWER_LIMIT))
@@ -209,12 +188,12 @@ class Push:
         consumer, epoch, sequence = answer
         if epoch != spool.epoch:
             return Outcome(f"the acknowledgement is of epoch {epoch!r:.60}, expected {spool.epoch}")
-        if batch.records:
-            if sequence is None or sequence != batch.last:
-                return Outcome(f"the acknowledgement is of sequence {sequence}, expected {batch.last}")
+        if sent.batch.records:
+            if sequence is None or sequence != sent.batch.last:
+                return Outcome(f"the acknowledgement is of sequence {sequence}, expected {sent.batch.last}")
             spool.acknowledge(consumer, epoch, sequence)
             self._acknowledged = sequence
-        return Outcome(more=batch.more)
+        return Outcome(more=sent.batch.more)
 
     def _say(self, trouble: str | None) -> None:
         """Log a change, not every request."""

@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from exporter_fakes import SECOND, Node
 
-from poolmeter import arrow
+from poolmeter import arrow, now
 from poolmeter.config import parse_config
 from poolmeter.errors import BadInput
 from poolmeter.exporter.commands import Exporter
@@ -30,7 +29,7 @@ class Receiver:
     def __init__(self) -> None:
         self.requests: list[dict[str, str]] = []
         self.rows: list[list[int]] = []
-        self.snapshots: list[dict[str, Any]] = []
+        self.snapshots: list[dict[str, int]] = []
         self.answers: list[tuple[int, dict[str, str], object]] = []
         self.rows_most = 1 << 30
         self.hang = threading.Event()
@@ -53,11 +52,12 @@ class Receiver:
         headers = {name.lower(): value for name, value in handler.headers.items()}
         body = gzip.decompress(handler.rfile.read(int(headers["content-length"])))
         assert handler.path == "/v1/push" and headers["content-encoding"] == "gzip"
-        size = int(headers["x-poolmeter-usage-length"])
+        size = int(headers["x-poolmeter-snapshot"])
         table = arrow.from_bytes(body[:size])
         self.requests.append(headers)
         self.rows.append(table.column("sequence").to_pylist())
-        self.snapshots.append(json.loads(body[size:]) if body[size:] else {})
+        tables = now.from_bytes(body[size:], headers["x-poolmeter-node"]) if body[size:] else {}
+        self.snapshots.append({name: table.num_rows for name, table in tables.items()})
         self.hang.wait(30)
         acknowledgement = {"consumer": "collector", "epoch": headers["x-poolmeter-epoch"]}
         if table.num_rows:
@@ -131,13 +131,14 @@ def test_what_waits_goes_out_and_is_freed_by_the_answer(node: Node, receiver: Re
     node.tick(turns=65)
     spool = node.agent.spool
     assert spool.held() > 0
-    push = Push(plan(receiver.url + "/", tmp_path), "n1", node.agent)
+    name = node.agent.settings.node
+    push = Push(plan(receiver.url + "/", tmp_path), name, node.agent)
     assert push.once().trouble is None
     headers = receiver.requests[0]
     assert receiver.rows == [list(range(1, spool.last_sequence + 1))] and spool.held() == 0
-    assert headers["authorization"] == "Bearer " + "t" * 20 and headers["x-poolmeter-node"] == "n1"
+    assert headers["authorization"] == "Bearer " + "t" * 20 and headers["x-poolmeter-node"] == name
     assert (headers["x-poolmeter-epoch"], headers["x-poolmeter-last-sequence"]) == (spool.epoch, str(spool.last_sequence))
-    assert receiver.snapshots[0]["devices"] and receiver.snapshots[0]["epoch"] == spool.epoch
+    assert receiver.snapshots[0]["now_nodes"] == receiver.snapshots[0]["now_devices"] == 1
     assert push.once().trouble is None and receiver.rows[1] == [] and push.ok == 2
 
 
