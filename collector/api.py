@@ -24,10 +24,10 @@ from poolmeter.books.writer import Booked, Books, NotInBooks
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.catalog import query
 from poolmeter.collector.discovery.watch import SourceStatus
-from poolmeter.collector.intake import NodeStatus
 from poolmeter.collector.now import NOW_TABLES, rows_to_table, snapshot_objects
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.push import PATH as PUSH
+from poolmeter.collector.reception import NodeStatus
 from poolmeter.collector.routes import Endpoint, Parameter, openapi, routes_of
 from poolmeter.collector.store import Store
 from poolmeter.collector.tables import SegmentKind, quoted, segment_fields

@@ -23,12 +23,12 @@ from poolmeter.collector.discovery.build import sources_of
 from poolmeter.collector.discovery.source import Source
 from poolmeter.collector.discovery.watch import Discovery
 from poolmeter.collector.events import take_outcomes
-from poolmeter.collector.intake import Outcomes
 from poolmeter.collector.maintenance import maintain
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pull import PullSettings
 from poolmeter.collector.pullers import Pullers, cancel
 from poolmeter.collector.push import ADDRESS, SILENT_S, Pushes, PushTokens
+from poolmeter.collector.reception import Outcomes
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Store
 from poolmeter.config import DiscoverySection

@@ -15,9 +15,9 @@ from yarl import URL
 from poolmeter.clock import Clock
 from poolmeter.collector.bodies import SNAPSHOT_LIMIT, USAGE_LIMIT, parse_snapshot
 from poolmeter.collector.fetch import bounded
-from poolmeter.collector.intake import Claim, Got, Intake, Outcomes, aside, parsed
 from poolmeter.collector.now import Newest, newest
 from poolmeter.collector.publisher import Publisher
+from poolmeter.collector.reception import Claim, Got, Intake, Outcomes, aside, parsed
 from poolmeter.collector.state import NodeRow
 from poolmeter.errors import PoolmeterError, Refused, Unavailable
 

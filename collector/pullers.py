@@ -8,9 +8,9 @@ from dataclasses import replace
 import aiohttp
 
 from poolmeter.clock import Clock
-from poolmeter.collector.intake import NodeStatus, Outcomes
 from poolmeter.collector.publisher import Publisher, Update
 from poolmeter.collector.pull import NodePuller, PullSettings
+from poolmeter.collector.reception import NodeStatus, Outcomes
 from poolmeter.collector.state import NodeRow
 from poolmeter.errors import Unavailable
 

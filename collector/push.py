@@ -20,9 +20,9 @@ from starlette.routing import Route
 
 from poolmeter.clock import Clock
 from poolmeter.collector.bodies import NODE, USAGE_LIMIT
-from poolmeter.collector.intake import Got, Intake, NodeStatus, Outcomes, parsed
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pullers import Names
+from poolmeter.collector.reception import Got, Intake, NodeStatus, Outcomes, parsed
 from poolmeter.collector.state import NodeRow
 from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused, Unavailable
 
@@ -32,7 +32,7 @@ ADDRESS = "push:"  # what stands before the node's name where a pulled node has 
 BODY_LIMIT = 16 << 20  # as sent; unpacked, it has the limit of a pull's answer
 TOTAL_LIMIT = 256 << 20  # of all bodies that are being received
 BODY_S = 30.0
-AT_ONCE = 2  # bodies unpacked and checked at the same time
+AT_ONCE = 2  # bodies unpacked and decoded at the same time
 BURST, PER_SECOND = 30.0, 2.0  # requests of a node
 SILENT_S = 60.0  # a node that has not pushed for so long, or for four pull intervals, is failing
 TOKEN_LENGTH = 16
@@ -230,9 +230,10 @@ class Pushes:
                 body = await _body(request, room)
                 async with self._working:
                     got = await asyncio.to_thread(_parsed, request.headers, body, node)
-                    del body
-                    intake.admit(node)
-                    through = await intake.take(got.answer, got.newest, got.warning)
+                del body
+                # Not under the semaphore: this waits for a publication, which many nodes share.
+                intake.admit(node)
+                through = await intake.take(got.answer, got.newest, got.warning)
         except _Status as error:
             status, reason = error.status, str(error)
         except Refused as error:

@@ -222,7 +222,7 @@ def _sentence(body: bytes) -> str:
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(body)
     said = found.get("error") if isinstance(found, dict) else None
-    return said[:300] if isinstance(said, str) else "no reason given"
+    return " ".join(said.split())[:300] if isinstance(said, str) else "no reason given"
 
 
 def _seconds(text: str | None) -> float | None:

@@ -121,7 +121,7 @@ async def pool(tmp_path: Path, rng: random.Random, trouble: float) -> AsyncItera
     tokens, config = tmp_path / "tokens", tmp_path / "config.toml"
     tokens.touch(0o600)
     tokens.write_text("".join(f"{node.name}={node.token.read_text()}" for node in nodes))
-    config.write_text(f'[collector]\npush_tokens_file = "{tokens}"\n')
+    config.write_text(f'[collector]\nprocess_days = 366\npush_tokens_file = "{tokens}"\n')
     try:
         yield line, nodes, ["--config", str(config)]
     finally:
