@@ -4,6 +4,7 @@ import asyncio
 import functools
 import json
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -31,6 +32,7 @@ DAYS_MOST = 400  # of one answer; a spool keeps a year at most
 BACK_OFF = 8  # a failing node is asked at most this many times less often
 BACK_OFF_S = 60.0
 JITTER = 0.1
+GRID_S = 0.5
 INLINE_BYTES = 1 << 18  # some milliseconds of decoding and checking
 T = TypeVar("T")
 
@@ -99,7 +101,8 @@ class NodePuller:
 
     async def run(self, first_delay_s: float) -> None:
         """Pull until cancelled."""
-        await asyncio.sleep(first_delay_s)
+        if first_delay_s:
+            await self._sleep_until(asyncio.get_running_loop().time() + first_delay_s)
         while True:
             started = asyncio.get_running_loop().time()
             await self.pull()
@@ -108,7 +111,12 @@ class NodePuller:
                 slow = min(2.0 ** min(self.status.failures_in_a_row, 10), BACK_OFF)
                 wait = max(wait, min(wait * slow, BACK_OFF_S))
             wait *= 1 + random.uniform(-JITTER, JITTER)
-            await asyncio.sleep(max(0.0, wait - (asyncio.get_running_loop().time() - started)))
+            await self._sleep_until(started + wait)
+
+    async def _sleep_until(self, at_s: float) -> None:
+        """Sleep to a moment that is the same for the pulls around it: woken together they cost half of what each costs alone."""
+        grid = min(GRID_S, self._settings.interval_s / 30)
+        await asyncio.sleep(max(0.0, math.ceil(at_s / grid) * grid - asyncio.get_running_loop().time()))
 
     async def pull(self) -> bool:
         """One pull: everything that waits in the exporter's spool, and its snapshot. Never raises; False when it failed."""

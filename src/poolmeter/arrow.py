@@ -64,6 +64,8 @@ def from_bytes(body: bytes) -> "pa.Table":
     """
     import pyarrow as pa
 
+    if body == _nothing():  # most answers of most nodes: a minute is closed once a minute
+        return _no_records()
     try:
         with pa.ipc.open_stream(body) as reader:
             table = reader.read_all()
@@ -97,6 +99,17 @@ def from_bytes(body: bytes) -> "pa.Table":
             raise DataError(f"usage column {field.name} holds {column.null_count} nulls, expected none")
         arrays.append(column)
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+@cache
+def _no_records() -> "pa.Table":
+    return usage_schema().empty_table()
+
+
+@cache
+def _nothing() -> bytes:
+    """The stream of no records, as this version writes it."""
+    return to_bytes(to_table([]))
 
 
 @cache
