@@ -32,6 +32,7 @@ from poolmeter.collector.tables import SegmentKind, quoted, segment_fields
 from poolmeter.errors import BadInput, PoolmeterError, Refused, Unavailable
 from poolmeter.model.decision import Decision, DecisionState
 from poolmeter.model.plain import from_plain, to_plain
+from poolmeter.model.units import HOUR_US
 from poolmeter.model.usage import RecordKind
 from poolmeter.period import parse_period, rfc3339
 from poolmeter.tokens import HINT
@@ -136,6 +137,7 @@ class _Health:
         bad = [row for row in rows if row["state"] not in ("up", "new") or "reason" in row]
         quarantined = sum(segment.rows for segment in state.segments.values() if segment.kind is SegmentKind.QUARANTINE)
         warnings = [f"node {row.get('node') or row['url']} is {row['state']}: {row.get('reason', 'no reason known')}" for row in bad]
+        warnings += [self._quarantined(status) for status in self._state.statuses() if self._sends_nonsense(status)]
         if self._state.store.trouble:
             warnings.insert(0, self._state.store.trouble)
         publisher = self._state.publisher
@@ -159,6 +161,13 @@ class _Health:
         }
         body = _listing("health", rows, warnings) | {"status": "degraded" if warnings else "ok", "store": store}
         return JSONResponse(body)
+
+    def _sends_nonsense(self, status: NodeStatus) -> bool:
+        """Whether rows of the exporter went to quarantine within the last hour."""
+        return status.quarantined_us is not None and self._state.clock.wall_us() - status.quarantined_us < HOUR_US
+
+    def _quarantined(self, status: NodeStatus) -> str:
+        return f"node {status.row.node or status.row.url} sent {status.quarantined} rows that broke a rule, the last: {status.quarantine_reason}"
 
     async def nodes(self, _: Request) -> Response:
         return JSONResponse(_listing("nodes", self._rows()))
@@ -196,6 +205,7 @@ class _Health:
                     "failures": status.failures,
                     "rows": status.rows,
                     "quarantined": status.quarantined,
+                    "quarantine_reason": status.quarantine_reason,
                     "last_success": None if status.last_success_us is None else rfc3339(status.last_success_us),
                     "lag_us": status.lag_us,
                 }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 USAGE_LIMIT = 64 << 20
 SNAPSHOT_LIMIT = 16 << 20
+MESSAGES_MOST = 1000
 _NODE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")
 _SEQUENCE_LIMIT = 1 << 62
 
@@ -103,10 +104,15 @@ def _header(headers: Mapping[str, str], name: str) -> str:
 def refuse_compressed(body: bytes | memoryview) -> None:
     """Raises DataError when a batch of an Arrow stream is compressed: a few bytes could then claim any amount of memory.
 
+    So could thousands of batches without rows.
+
     Walks the stream's framing (length-prefixed FlatBuffers messages, each followed by its buffers) without unpacking anything.
     """
-    at = 0
+    at = messages = 0
     while at + 8 <= len(body):
+        messages += 1
+        if messages > MESSAGES_MOST:
+            raise DataError(f"usage body has more than {MESSAGES_MOST} Arrow messages, expected a few")
         marker, length = struct.unpack_from("<Ii", body, at)
         if marker != 0xFFFFFFFF:
             raise DataError(f"usage body is no Arrow stream at byte {at}")

@@ -13,7 +13,6 @@ from typing import TypeVar
 from urllib.parse import quote
 
 import aiohttp
-from yarl import URL
 
 from poolmeter.clock import Clock
 from poolmeter.collector.bodies import SNAPSHOT_LIMIT, USAGE_LIMIT, Answer, parse_answer, parse_now, parse_snapshot
@@ -57,6 +56,8 @@ class NodeStatus:
     failures_in_a_row: int = 0
     rows: int = 0
     quarantined: int = 0
+    quarantine_reason: str | None = None  # of the last row that went there, and when
+    quarantined_us: int | None = None
     last_success_us: int | None = None
     lag_us: int | None = None
 
@@ -165,6 +166,7 @@ class NodePuller:
                 self.status.rows += batch.checked.good.num_rows
                 self.status.quarantined += sum(row.rows for row in batch.checked.bad)
                 if batch.checked.bad:
+                    self.status.quarantine_reason, self.status.quarantined_us = batch.checked.bad[0].reason, now
                     _log.warning("node %s: %d rows in quarantine: %s", answer.node, len(batch.checked.bad), batch.checked.bad[0].reason)
                 if has_outcomes(batch):
                     await asyncio.to_thread(self._outcomes, batch)
@@ -255,9 +257,7 @@ class NodePuller:
         if self._settings.token:
             headers["Authorization"] = f"Bearer {self._settings.token}"
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
-        return self._session.request(
-            method, URL(self._base + path, encoded=True), data=body, headers=headers, allow_redirects=False, timeout=timeout
-        )
+        return self._session.request(method, self._base + path, data=body, headers=headers, allow_redirects=False, timeout=timeout)
 
 
 def _parsed(headers: Mapping[str, str], body: bytes) -> _Got:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 METADATA_KEY = b"poolmeter.schema"
+ROWS_MOST = 500_000  # of one answer: what an exporter gives at most
 
 
 @cache
@@ -72,6 +73,8 @@ def from_bytes(body: bytes) -> "pa.Table":
             table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"usage body of {len(body)} bytes is not an Arrow stream: {str(error).splitlines()[0]:.120}") from None
+    if table.num_rows > ROWS_MOST:  # a column that is left out costs nothing on the wire and eight bytes a row here
+        raise DataError(f"usage body has {table.num_rows} rows, expected at most {ROWS_MOST}")
     found = (table.schema.metadata or {}).get(METADATA_KEY, b"").decode("utf-8", "replace")
     if found.split(".")[0] != str(wire.SCHEMA_MAJOR):
         raise DataError(f"usage schema is {found or 'absent'}, expected {wire.SCHEMA_MAJOR}.x")
