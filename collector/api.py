@@ -24,7 +24,7 @@ from poolmeter.books.writer import Booked, Books, NotInBooks
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.catalog import query
 from poolmeter.collector.discovery.watch import SourceStatus
-from poolmeter.collector.now import NOW_TABLES, rows_to_table, snapshot_objects
+from poolmeter.collector.now import NOW_TABLES, snapshot_objects
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.push import PATH as PUSH
 from poolmeter.collector.reception import NodeStatus
@@ -34,7 +34,9 @@ from poolmeter.collector.tables import SegmentKind, quoted, segment_fields
 from poolmeter.errors import BadInput, PoolmeterError, Refused, Unavailable
 from poolmeter.model.decision import Decision, DecisionState
 from poolmeter.model.plain import from_plain, to_plain
+from poolmeter.model.units import HOUR_US
 from poolmeter.model.usage import RecordKind
+from poolmeter.now import joined
 from poolmeter.period import parse_period, rfc3339
 from poolmeter.tokens import HINT
 
@@ -142,6 +144,7 @@ class _Health:
         quarantined = sum(segment.rows for segment in state.segments.values() if segment.kind is SegmentKind.QUARANTINE)
         warnings = [f"node {row.get('node') or row['url']} is {row['state']}: {row.get('reason', 'no reason known')}" for row in bad]
         warnings += [f"discovery {row['source']}: {row['reason']}" for row in sources if "reason" in row]
+        warnings += [self._quarantined(status) for status in self._state.statuses() if self._sends_nonsense(status)]
         if self._state.store.trouble:
             warnings.insert(0, self._state.store.trouble)
         publisher = self._state.publisher
@@ -166,6 +169,13 @@ class _Health:
         body = _listing("health", rows, warnings) | {"status": "degraded" if warnings else "ok", "store": store, "discovery": sources}
         return JSONResponse(body)
 
+    def _sends_nonsense(self, status: NodeStatus) -> bool:
+        """Whether rows of the exporter went to quarantine within the last hour."""
+        return status.quarantined_us is not None and self._state.clock.wall_us() - status.quarantined_us < HOUR_US
+
+    def _quarantined(self, status: NodeStatus) -> str:
+        return f"node {status.row.node or status.row.url} sent {status.quarantined} rows that broke a rule, the last: {status.quarantine_reason}"
+
     async def nodes(self, _: Request) -> Response:
         return JSONResponse(_listing("nodes", self._rows()))
 
@@ -173,10 +183,8 @@ class _Health:
         return JSONResponse(_listing("snapshots", await run_in_threadpool(self._snapshots)))
 
     def _snapshots(self) -> list[dict[str, Any]]:
-        import pyarrow as pa
-
         now = self._state.store.state.now
-        tables = {name: pa.concat_tables([rows_to_table(name, []), *(found[name] for found in now.values())]) for name in NOW_TABLES}
+        tables = {name: joined(name, [found[name] for found in now.values()]) for name in NOW_TABLES}
         return snapshot_objects(tables)
 
     def _rows(self) -> list[dict[str, object]]:
@@ -202,6 +210,7 @@ class _Health:
                     "failures": status.failures,
                     "rows": status.rows,
                     "quarantined": status.quarantined,
+                    "quarantine_reason": status.quarantine_reason,
                     "last_success": None if status.last_success_us is None else rfc3339(status.last_success_us),
                     "lag_us": status.lag_us,
                 }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 USAGE_LIMIT = 64 << 20
 SNAPSHOT_LIMIT = 16 << 20
+MESSAGES_MOST = 1000
 NODE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")
 _SEQUENCE_LIMIT = 1 << 62
 
@@ -63,9 +64,11 @@ def parse_now(answer: Answer, body: bytes) -> Newest | None:
     """The snapshot behind an answer's records; None when the exporter has taken none yet. Raises DataError."""
     if answer.snapshot is None or answer.snapshot == len(body):
         return None
-    part = body[answer.snapshot :]
+    import pyarrow as pa
+
+    part = memoryview(body)[answer.snapshot :]
     refuse_compressed(part)
-    return of_tables(now.from_bytes(part, answer.node))
+    return of_tables(now.from_bytes(pa.py_buffer(part), answer.node))
 
 
 def _snapshot_at(headers: Mapping[str, str], size: int) -> int | None:
@@ -98,13 +101,18 @@ def _header(headers: Mapping[str, str], name: str) -> str:
     return value.strip()
 
 
-def refuse_compressed(body: bytes) -> None:
+def refuse_compressed(body: bytes | memoryview) -> None:
     """Raises DataError when a batch of an Arrow stream is compressed: a few bytes could then claim any amount of memory.
+
+    So could thousands of batches without rows.
 
     Walks the stream's framing (length-prefixed FlatBuffers messages, each followed by its buffers) without unpacking anything.
     """
-    at = 0
+    at = messages = 0
     while at + 8 <= len(body):
+        messages += 1
+        if messages > MESSAGES_MOST:
+            raise DataError(f"usage body has more than {MESSAGES_MOST} Arrow messages, expected a few")
         marker, length = struct.unpack_from("<Ii", body, at)
         if marker != 0xFFFFFFFF:
             raise DataError(f"usage body is no Arrow stream at byte {at}")
@@ -124,7 +132,7 @@ def refuse_compressed(body: bytes) -> None:
         at = start + length + size
 
 
-def _message(body: bytes, start: int, end: int) -> tuple[bool, int]:
+def _message(body: bytes | memoryview, start: int, end: int) -> tuple[bool, int]:
     """Of a FlatBuffers `Message`: whether it holds a batch with `compression`, and its body's length (Arrow format, Message.fbs)."""
     root = start + _uint32(body, start, end)
     # Message: 0 version, 1 header type, 2 header, 3 bodyLength.
@@ -144,13 +152,13 @@ def _message(body: bytes, start: int, end: int) -> tuple[bool, int]:
     return _field(body, header, 3, end) != 0, size
 
 
-def _uint32(body: bytes, at: int, end: int) -> int:
+def _uint32(body: bytes | memoryview, at: int, end: int) -> int:
     if not 0 <= at <= end - 4:
         raise IndexError(at)
     return int(struct.unpack_from("<I", body, at)[0])
 
 
-def _field(body: bytes, table: int, number: int, end: int) -> int:
+def _field(body: bytes | memoryview, table: int, number: int, end: int) -> int:
     """Where a table's field lies, 0 when it is absent."""
     if not 0 <= table <= end - 4:
         raise IndexError(table)

@@ -69,80 +69,86 @@ class Checked:
 
 
 class _Rows:
-    """A wide table as numpy columns, and what was expected of it."""
+    """A wide table as numpy columns, and what was expected of it. Most columns of a small answer are empty or full: those cost nothing."""
 
     def __init__(self, table: "pa.Table", expected: Expected) -> None:
-        self.table = table
+        import numpy as np
+
         self.expected = expected
         self.count = table.num_rows
+        batches = table.combine_chunks().to_batches()
+        self._arrays = dict(zip(table.column_names, batches[0].columns, strict=True)) if batches else {}
         self._cache: dict[str, Any] = {}
+        self._zeros = np.zeros(self.count, np.int64)
+        self._none = np.zeros(self.count, bool)
+        self._all = np.ones(self.count, bool)
 
     def empty(self, name: str) -> bool:
-        """Whether no row has a value in the column: most columns of a small answer."""
-        return bool(self.table.column(name).null_count == self.count)
+        """Whether no row has a value in the column."""
+        return not self.count or bool(self._arrays[name].null_count == self.count)
 
     def known(self, name: str) -> Array:
         """Where the column has a value."""
-        import pyarrow.compute as pc
-
-        return self._kept(f"?{name}", lambda: pc.is_valid(self.table.column(name)).to_numpy())
+        if self.empty(name):
+            return self._none
+        array = self._arrays[name]
+        return self._kept(f"?{name}", lambda: _numpy(array.is_valid())) if array.null_count else self._all
 
     def ints(self, name: str) -> Array:
         """The column as int64, 0 where it has no value."""
-        import pyarrow.compute as pc
-
-        def values() -> Array:
-            column = self.table.column(name)
-            if column.null_count == self.count:
-                return self._zeros()
-            return cast(Array, (pc.fill_null(column, 0) if column.null_count else column).to_numpy())
-
-        return self._kept(name, values)
+        if self.empty(name):
+            return self._zeros
+        array = self._arrays[name]
+        return self._kept(name, lambda: _numpy(array.fill_null(0) if array.null_count else array))
 
     def lengths(self, name: str) -> Array:
         """Bytes of a text column, 0 where it has no value."""
         import pyarrow.compute as pc
 
-        def values() -> Array:
-            column = self.table.column(name)
-            if column.null_count == self.count:
-                return self._zeros()
-            lengths = pc.binary_length(column)
-            return cast(Array, (pc.fill_null(lengths, 0) if column.null_count else lengths).to_numpy())
-
-        return self._kept(f"#{name}", values)
+        if self.empty(name):
+            return self._zeros
+        array = self._arrays[name]
+        return self._kept(f"#{name}", lambda: _numpy(pc.binary_length(array.fill_null("") if array.null_count else array)))
 
     def isin(self, name: str, values: list[str]) -> Array:
         """Where the text column has one of `values`."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        key = f"{name} in {values}"
-        return self._kept(key, lambda: pc.is_in(self.table.column(name), value_set=pa.array(values, pa.utf8())).to_numpy())
+        if self.empty(name):
+            return self._none
+        array = self._arrays[name]
+        if len(values) == 1:
+            same = pc.equal(array, values[0])
+            return _numpy(same.fill_null(False) if same.null_count else same)
+        return _numpy(pc.is_in(array, value_set=pa.array(values, pa.utf8())))
 
     def of(self, *kinds: RecordKind) -> Array:
         """Where the row is of one of `kinds`."""
         import numpy as np
 
-        numbers = self._kept("kind number", self._kinds)
-        return self._kept(f"of {kinds}", lambda: np.isin(numbers, [_KINDS.index(kind) for kind in kinds]))
+        chosen = np.zeros(len(_KINDS) + 1, bool)
+        chosen[[_KINDS.index(kind) for kind in kinds]] = True
+        return cast(Array, chosen[self._kept("kind number", self._kinds)])
 
     def _kinds(self) -> Array:
+        import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found = pc.index_in(self.table.column("kind"), value_set=pa.array(_KINDS, pa.utf8()))
-        return cast(Array, pc.fill_null(found, -1).to_numpy())
-
-    def _zeros(self) -> Array:
-        import numpy as np
-
-        return self._kept("0", lambda: np.zeros(self.count, np.int64))
+        if not self.count:
+            return np.zeros(0, np.int64)
+        found = pc.index_in(self._arrays["kind"], value_set=pa.array(_KINDS, pa.utf8()))
+        return _numpy(found.fill_null(-1))
 
     def _kept(self, key: str, make: Callable[[], Any]) -> Array:
         if key not in self._cache:
             self._cache[key] = make()
         return cast(Array, self._cache[key])
+
+
+def _numpy(array: "pa.Array") -> Array:
+    return cast(Array, array.to_numpy(zero_copy_only=False))
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ def _lacks(rows: _Rows) -> Array:
     import numpy as np
 
     broken = np.zeros(rows.count, bool)
-    missing: dict[str, Array] = {}
+    missing: dict[str, Array | None] = {}
     for kind in RecordKind:
         own = rows.of(kind)
         if not own.any():
@@ -176,9 +182,11 @@ def _lacks(rows: _Rows) -> Array:
         for column in columns_of(kind):
             if not column.nullable:
                 if column.name not in missing:
-                    absent = ~rows.known(column.name)
-                    missing[column.name] = absent | (rows.lengths(column.name) == 0) if column.type == "utf8" else absent
-                broken |= own & missing[column.name]
+                    # An absent text has no length either.
+                    absent = rows.lengths(column.name) == 0 if column.type == "utf8" else ~rows.known(column.name)
+                    missing[column.name] = absent if absent.any() else None
+                if (absent_there := missing[column.name]) is not None:
+                    broken |= own & absent_there
     return broken
 
 

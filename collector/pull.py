@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 import aiohttp
-from yarl import URL
 
 from poolmeter.clock import Clock
 from poolmeter.collector.bodies import SNAPSHOT_LIMIT, USAGE_LIMIT, parse_snapshot
@@ -161,6 +160,4 @@ class NodePuller:
         if self._settings.token:
             headers["Authorization"] = f"Bearer {self._settings.token}"
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
-        return self._session.request(
-            method, URL(self._base + path, encoded=True), data=body, headers=headers, allow_redirects=False, timeout=timeout
-        )
+        return self._session.request(method, self._base + path, data=body, headers=headers, allow_redirects=False, timeout=timeout)

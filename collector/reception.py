@@ -34,6 +34,8 @@ class NodeStatus:
     failures_in_a_row: int = 0
     rows: int = 0
     quarantined: int = 0
+    quarantine_reason: str | None = None  # of the last row that went there, and when
+    quarantined_us: int | None = None
     last_success_us: int | None = None
     lag_us: int | None = None
 
@@ -87,6 +89,7 @@ class Intake:
         self.status.rows += batch.checked.good.num_rows
         self.status.quarantined += sum(row.rows for row in batch.checked.bad)
         if batch.checked.bad:
+            self.status.quarantine_reason, self.status.quarantined_us = batch.checked.bad[0].reason, now
             _log.warning("node %s: %d rows in quarantine: %s", answer.node, len(batch.checked.bad), batch.checked.bad[0].reason)
         if has_outcomes(batch):
             await asyncio.to_thread(self._outcomes, batch)

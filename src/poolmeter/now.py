@@ -22,11 +22,10 @@ _NAMES = {part: name for name, part in NOW_PARTS.items()}
 
 @cache
 def table_schema(name: str) -> "pa.Schema":
-    """The schema of one of the tables."""
+    """The schema of one of the tables: columns of the wide one, where every one but the first may be empty."""
     import pyarrow as pa
 
-    types = {"int64": pa.int64(), "utf8": pa.utf8(), "bool": pa.bool_()}
-    return pa.schema([pa.field(column.name, types[column.type], column.nullable) for column in now_columns(name)])
+    return pa.schema([wide_schema().field(column.name) for column in now_columns(name)])
 
 
 @cache
@@ -102,19 +101,11 @@ def from_bytes(body: "bytes | pa.Buffer", node: str) -> dict[str, "pa.Table"]:
                     found[_part_of(batch, node)].append(batch)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"snapshot is not an Arrow stream: {str(error).splitlines()[0]:.120}") from None
-    tables = {name: _table(name, [_own(name, batch) for batch in batches]) for name, batches in found.items()}
+    tables = {name: pa.Table.from_batches([_own(name, batch) for batch in batches], table_schema(name)) for name, batches in found.items()}
     rows = tables["now_nodes"].num_rows
     if rows != 1:
         raise DataError(f"snapshot has {rows} rows of its node, expected 1")
     return tables
-
-
-def _table(name: str, batches: "list[pa.RecordBatch]") -> "pa.Table":
-    import pyarrow as pa
-
-    # Columns of the wide table may be empty, these may not (which has been looked at): the schema is another, the data the same.
-    tables = [pa.Table.from_arrays(batch.columns, schema=table_schema(name)) for batch in batches]
-    return tables[0] if len(tables) == 1 else pa.concat_tables([table_schema(name).empty_table(), *tables])
 
 
 def _check_schema(schema: "pa.Schema") -> None:
@@ -149,11 +140,11 @@ def _own(name: str, batch: "pa.RecordBatch") -> "pa.RecordBatch":
 
     schema = table_schema(name)
     if batch.schema.equals(wide_schema()):
-        own = batch.select(_places(name))
+        own = batch.select(_places(name)).replace_schema_metadata()
     else:
         at = [(field, batch.schema.get_field_index(field.name)) for field in schema]
         columns = [batch.column(index) if index >= 0 else pa.nulls(batch.num_rows, field.type) for field, index in at]
-        own = pa.RecordBatch.from_arrays(columns, [field.name for field in schema])
+        own = pa.RecordBatch.from_arrays(columns, schema=schema)
     for index, field in _required(name):
         if own.column(index).null_count:
             raise DataError(f"snapshot column {field} holds {own.column(index).null_count} nulls in {name}, expected none")

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from collector_fakes import FakeExporter, device, event, records
+from collector_fakes import FakeExporter, device, event, records, snapshot
 
+from poolmeter import now
 from poolmeter.books.writer import Books
 from poolmeter.clock import ManualClock
 from poolmeter.collector import pull as pull_module
+from poolmeter.collector import store as store_module
 from poolmeter.collector.catalog import query
 from poolmeter.collector.events import take_outcomes
+from poolmeter.collector.now import newest
 from poolmeter.collector.publisher import Publisher, Update
 from poolmeter.collector.pull import NodePuller, PullSettings
 from poolmeter.collector.pullers import Names, Pullers
@@ -217,7 +220,7 @@ async def test_an_answer_scattered_over_thousands_of_days_is_refused(rig: Rig, e
 
 
 async def test_a_broken_snapshot_stops_no_usage(rig: Rig, exporter: FakeExporter) -> None:
-    exporter.snapshot_body = b'{"node": "n2"}'
+    exporter.old, exporter.snapshot_body = True, b'{"node": "n2"}'
     exporter.add(records("n1", exporter.epoch, 1, 4, DAY))
     puller = rig.puller(exporter)
     assert await puller.pull()
@@ -392,3 +395,56 @@ async def test_nodes_come_and_go_while_it_runs(rig: Rig, exporter: FakeExporter)
         await pullers.stop()
         for fake in (other, moved):
             await fake.stop()
+
+
+async def test_an_old_exporters_snapshot_is_asked_for_as_a_page(rig: Rig, exporter: FakeExporter) -> None:
+    exporter.old = True
+    assert await rig.puller(exporter).pull()
+    assert exporter.json_snapshots == 1
+    assert query(rig.store.root, "SELECT node, memory_limit_bytes FROM now_slices").to_pylist() == [
+        {"node": "n1", "memory_limit_bytes": 1 << 30}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("behind", "said"),
+    [
+        (b"", "none was taken yet"),
+        (b"\xff" * 40, "no snapshot: usage body"),
+        (now.to_bytes(now.now_tables(snapshot("n2", "e", 1))), "snapshot is of node 'n2', expected 'n1'"),
+    ],
+)
+async def test_a_wrong_snapshot_behind_the_records_keeps_no_record_out(rig: Rig, exporter: FakeExporter, behind: bytes, said: str) -> None:
+    exporter.arrow_snapshot = behind
+    exporter.add(records("n1", exporter.epoch, 1, 4, DAY))
+    puller = rig.puller(exporter)
+    assert await puller.pull()
+    assert exporter.acked == [1, 2, 3, 4] and exporter.json_snapshots == 0
+    assert said in (puller.status.row.reason or "")
+    assert query(rig.store.root, "SELECT node FROM now_nodes").num_rows == 0
+
+
+async def test_many_snapshots_are_written_apart_from_publications(
+    rig: Rig, exporter: FakeExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "NOW_INLINE", 0)
+    assert await rig.puller(exporter).pull()
+    async with asyncio.timeout(30):
+        while query(rig.store.root, "SELECT node FROM now_slices").column(0).to_pylist() != ["n1"]:
+            await asyncio.sleep(0.01)
+    assert not rig.store.now_waits
+    assert [segment.kind.value for segment in rig.store.state.segments.values()] == ["now"]
+
+
+async def test_newest_snapshots_that_are_damaged_keep_no_collector_from_starting(rig: Rig, exporter: FakeExporter) -> None:
+    exporter.add(records("n1", exporter.epoch, 1, 4, DAY))
+    assert await rig.puller(exporter).pull()
+    root = rig.store.root
+    (segment,) = [found for found in rig.store.state.segments.values() if found.kind.value == "now"]
+    rig.store.close()
+    (root / segment.file).write_bytes(b"torn")
+    with Store(root) as again:
+        assert again.state.now == {} and rig.stored() == [1, 2, 3, 4]
+        again.publish([], [newest(snapshot("n1", exporter.epoch, NOW))])
+        assert query(root, "SELECT node FROM now_nodes").column(0).to_pylist() == ["n1"]
+    rig.store = Store(root)
