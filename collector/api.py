@@ -57,6 +57,7 @@ class ApiState:
     publisher: Publisher | None = None
     reads_need_token: bool = False
     clock: Clock = field(default_factory=SystemClock)
+    troubles: Callable[[], Sequence[str]] = tuple  # what else is wrong, for the health page
 
 
 def create_app(state: ApiState, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
@@ -138,6 +139,7 @@ class _Health:
         quarantined = sum(segment.rows for segment in state.segments.values() if segment.kind is SegmentKind.QUARANTINE)
         warnings = [f"node {row.get('node') or row['url']} is {row['state']}: {row.get('reason', 'no reason known')}" for row in bad]
         warnings += [self._quarantined(status) for status in self._state.statuses() if self._sends_nonsense(status)]
+        warnings += self._state.troubles()
         if self._state.store.trouble:
             warnings.insert(0, self._state.store.trouble)
         publisher = self._state.publisher

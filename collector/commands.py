@@ -31,6 +31,7 @@ class Collector:
 
     def run(self, args: argparse.Namespace) -> int:
         from poolmeter.collector.daemon import Settings, run
+        from poolmeter.collector.peers import PeerSettings
         from poolmeter.collector.pull import PullSettings
 
         config = load_config(args.config).collector
@@ -52,6 +53,7 @@ class Collector:
                 process_days=config.process_days,
                 token=None if config.api_token_file is None else read_token(config.api_token_file),
                 ready_file=Path(args.ready_file) if args.ready_file else None,
+                peers=None if config.member is None else PeerSettings(config.member, config.members, config.peer_timeout_s),
             ),
             self.extra_routes(args),
         )

@@ -21,6 +21,7 @@ from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.api import ApiState, create_app
 from poolmeter.collector.events import take_outcomes
 from poolmeter.collector.maintenance import maintain
+from poolmeter.collector.peers import Peers, PeerSettings
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pull import PullSettings
 from poolmeter.collector.pullers import Pullers, cancel
@@ -53,6 +54,7 @@ class Settings:
     process_days: int
     token: str | None = None
     ready_file: Path | None = None
+    peers: PeerSettings | None = None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -93,11 +95,16 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     known = store.state.nodes
-    publisher = Publisher(store, forget=[url for url in known if url not in settings.nodes], gap_s=min(GAP_S, settings.pull.interval_s / 4))
+    peers = Peers(settings.peers)
+    publisher = Publisher(
+        store,
+        forget=[url for url in known if url not in settings.nodes or not peers.mine(url)],
+        gap_s=min(GAP_S, settings.pull.interval_s / 4),
+    )
     # A connection to an exporter outlives the interval: opening one costs as much as a request.
     connector = aiohttp.TCPConnector(limit=0, limit_per_host=4, keepalive_timeout=min(2 * settings.pull.interval_s, KEEP_ALIVE_S))
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False, trust_env=False) as session:
-        pullers = Pullers(known, session, publisher, settings.pull, clock, lambda batch: take_outcomes(books, batch))
+        pullers = Pullers(known, session, publisher, settings.pull, clock, lambda batch: take_outcomes(books, batch), peers.mine)
         state = ApiState(
             store,
             books,
@@ -106,6 +113,7 @@ async def _serve(
             publisher,
             reads_need_token=settings.token is not None,
             clock=clock,
+            troubles=peers.reasons,
         )
         web = _Web(
             uvicorn.Config(
@@ -121,7 +129,10 @@ async def _serve(
         publishing = asyncio.create_task(publisher.run())
         serving = asyncio.create_task(web.serve(sockets=[server]))
         await pullers.assign(settings.nodes)
-        working = [asyncio.create_task(_maintenance(store, books, settings.process_days, clock))]
+        working = [
+            asyncio.create_task(_maintenance(store, books, settings.process_days, clock)),
+            asyncio.create_task(peers.run(session, pullers.share_anew)),
+        ]
         stopping = asyncio.create_task(stop.wait())
         try:
             await _announce(web, serving, server, settings)

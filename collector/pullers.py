@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import aiohttp
@@ -44,7 +44,7 @@ class Names:
 class Pullers:
     """Pulls the assigned exporters, each at its own pace. Methods belong to the event loop's thread.
 
-    `known` are the store's rows: a node that it knows goes on under its name.
+    `known` are the store's rows: a node that it knows goes on under its name. Of the assigned exporters those that are `mine` are asked.
     """
 
     def __init__(
@@ -55,7 +55,10 @@ class Pullers:
         settings: PullSettings,
         clock: Clock,
         outcomes: Outcomes,
+        mine: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        self._mine = mine
+        self._assigned: tuple[str, ...] = ()
         self._known = dict(known)
         self._session = session
         self._publisher = publisher
@@ -76,8 +79,9 @@ class Pullers:
         return [puller.status for puller in self._pullers.values()]
 
     async def assign(self, urls: Collection[str], gone: str | None = None) -> None:
-        """Ask exactly `urls` from now on. Many new ones are spread over the interval; for `gone` see `remove`."""
-        wanted = dict.fromkeys(urls)
+        """Ask exactly `urls` from now on, as far as they are ours. Many new ones are spread over the interval; for `gone` see `remove`."""
+        self._assigned = tuple(dict.fromkeys(urls))
+        wanted = dict.fromkeys(url for url in self._assigned if self._mine(url))
         await asyncio.gather(*(self.remove(url, gone) for url in self._pullers if url not in wanted))
         new = [url for url in wanted if url not in self._pullers]
         for url in new:
@@ -88,6 +92,10 @@ class Pullers:
         spread = self._settings.interval_s / len(new) if len(new) > SPREAD_ABOVE else 0.0
         for number, url in enumerate(new):
             self.add(url, spread * number)
+
+    async def share_anew(self) -> None:
+        """Take and let go of exporters after what is `mine` has changed."""
+        await self.assign(self._assigned)
 
     def add(self, url: str, first_delay_s: float = 0.0) -> None:
         """Ask one more exporter; nothing changes when it is asked already."""
