@@ -61,6 +61,7 @@ class ApiState:
     reads_need_token: bool = False
     clock: Clock = field(default_factory=SystemClock)
     discovery: Callable[[], Sequence[SourceStatus]] = tuple
+    troubles: Callable[[], Sequence[str]] = tuple  # what else is wrong, for the health page
 
 
 def create_app(state: ApiState, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
@@ -145,6 +146,7 @@ class _Health:
         warnings = [f"node {row.get('node') or row['url']} is {row['state']}: {row.get('reason', 'no reason known')}" for row in bad]
         warnings += [f"discovery {row['source']}: {row['reason']}" for row in sources if "reason" in row]
         warnings += [self._quarantined(status) for status in self._state.statuses() if self._sends_nonsense(status)]
+        warnings += self._state.troubles()
         if self._state.store.trouble:
             warnings.insert(0, self._state.store.trouble)
         publisher = self._state.publisher

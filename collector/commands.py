@@ -31,6 +31,7 @@ class Collector:
 
     def run(self, args: argparse.Namespace) -> int:
         from poolmeter.collector.daemon import Settings, run
+        from poolmeter.collector.peers import PeerSettings
         from poolmeter.collector.pull import PullSettings
 
         config = load_config(args.config).collector
@@ -60,6 +61,7 @@ class Collector:
                 discovery_limit=config.discovery_limit,
                 gone_hours=config.gone_hours,
                 push_tokens_file=config.push_tokens_file,
+                peers=None if config.member is None else PeerSettings(config.member, config.members, config.peer_timeout_s),
             ),
             self.extra_routes(args),
         )

@@ -24,6 +24,7 @@ from poolmeter.collector.discovery.source import Source
 from poolmeter.collector.discovery.watch import Discovery
 from poolmeter.collector.events import take_outcomes
 from poolmeter.collector.maintenance import maintain
+from poolmeter.collector.peers import Peers, PeerSettings
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pull import PullSettings
 from poolmeter.collector.pullers import Pullers, cancel
@@ -66,6 +67,7 @@ class Settings:
     discovery_limit: int = 5000
     gone_hours: int = 24
     push_tokens_file: Path | None = None
+    peers: PeerSettings | None = None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -115,19 +117,18 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     known = store.state.nodes
-    forget = [url for url, row in known.items() if not _stays(row, settings)]
-    publisher = Publisher(store, forget=forget, gap_s=min(GAP_S, settings.pull.interval_s / 4))
+    peers = Peers(settings.peers)
+    stays = {url: row for url, row in known.items() if _stays(row, settings, peers)}
+    publisher = Publisher(store, forget=known.keys() - stays.keys(), gap_s=min(GAP_S, settings.pull.interval_s / 4))
     # A connection to an exporter outlives the interval: opening one costs as much as a request.
     connector = aiohttp.TCPConnector(limit=0, limit_per_host=4, keepalive_timeout=min(2 * settings.pull.interval_s, KEEP_ALIVE_S))
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False, trust_env=False) as session:
-        pullers = Pullers(
-            {url: row for url, row in known.items() if not url.startswith(ADDRESS) and _stays(row, settings)},
-            session, publisher, settings.pull, clock, lambda batch: take_outcomes(books, batch),
-        )  # fmt: skip
+        pulled = {url: row for url, row in stays.items() if not url.startswith(ADDRESS)}
+        pullers = Pullers(pulled, session, publisher, settings.pull, clock, lambda batch: take_outcomes(books, batch), peers.mine)
         discovery = Discovery(
             sources,
             settings.nodes,
-            [url for url, row in known.items() if row.state != "gone" and not url.startswith(ADDRESS)],
+            [url for url, row in pulled.items() if row.state != "gone"],
             lambda urls, reason: pullers.assign(urls, gone=reason),
             settings.discovery_limit,
             clock,
@@ -142,6 +143,7 @@ async def _serve(
             reads_need_token=settings.token is not None,
             clock=clock,
             discovery=lambda: discovery.statuses,
+            troubles=peers.reasons,
         )
         own_routes = [pushes.route()] if pushes else []
         web = _Web(
@@ -160,6 +162,7 @@ async def _serve(
         await discovery.start()
         working = [
             asyncio.create_task(_maintenance(store, books, settings.process_days, clock)),
+            asyncio.create_task(peers.run(session, pullers.share_anew)),
             asyncio.create_task(discovery.run()),
             asyncio.create_task(_forget_gone(pullers, settings.gone_hours * HOUR_US, clock)),
             *([asyncio.create_task(pushes.watch())] if pushes else ()),
@@ -186,11 +189,11 @@ async def _serve(
                 raise Unavailable(f"collector stopped: {task.exception()!r:.200}") from task.exception()
 
 
-def _stays(row: NodeRow, settings: Settings) -> bool:
+def _stays(row: NodeRow, settings: Settings, peers: Peers) -> bool:
     """Whether the store's word on an exporter outlives the start; one that was configured and is no more is forgotten."""
     if row.url.startswith(ADDRESS):
         return settings.push_tokens_file is not None
-    return row.url in settings.nodes or bool(settings.discovery)
+    return (row.url in settings.nodes or bool(settings.discovery)) and peers.mine(row.url)
 
 
 def _pushes(

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import aiohttp
@@ -45,7 +45,7 @@ class Names:
 class Pullers:
     """Pulls the assigned exporters, each at its own pace. Methods belong to the event loop's thread.
 
-    `known` are the store's rows: a node that it knows goes on under its name.
+    `known` are the store's rows: a node that it knows goes on under its name. Of the assigned exporters those that are `mine` are asked.
     """
 
     def __init__(
@@ -56,7 +56,11 @@ class Pullers:
         settings: PullSettings,
         clock: Clock,
         outcomes: Outcomes,
+        mine: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        self._mine = mine
+        self._assigned: tuple[str, ...] = ()
+        self._assigning = asyncio.Lock()
         self._known = dict(known)
         self._session = session
         self._publisher = publisher
@@ -77,8 +81,13 @@ class Pullers:
         return [puller.status for puller in self._pullers.values()]
 
     async def assign(self, urls: Collection[str], gone: str | None = None) -> None:
-        """Ask exactly `urls` from now on. Many new ones are spread over the interval; for `gone` see `remove`."""
-        wanted = dict.fromkeys(urls)
+        """Ask exactly `urls` from now on, as far as they are ours. Many new ones are spread over the interval; for `gone` see `remove`."""
+        async with self._assigning:  # sources and peers change at the same time
+            await self._assign(urls, gone)
+
+    async def _assign(self, urls: Collection[str], gone: str | None) -> None:
+        self._assigned = tuple(dict.fromkeys(urls))
+        wanted = dict.fromkeys(url for url in self._assigned if self._mine(url))
         await asyncio.gather(*(self.remove(url, gone) for url in self._pullers if url not in wanted))
         new = [url for url in wanted if url not in self._pullers]
         for url in new:
@@ -89,6 +98,10 @@ class Pullers:
         spread = self._settings.interval_s / len(new) if len(new) > SPREAD_ABOVE else 0.0
         for number, url in enumerate(new):
             self.add(url, spread * number)
+
+    async def share_anew(self) -> None:
+        """Take and let go of exporters after what is `mine` has changed."""
+        await self.assign(self._assigned)
 
     def add(self, url: str, first_delay_s: float = 0.0) -> None:
         """Ask one more exporter; nothing changes when it is asked already."""

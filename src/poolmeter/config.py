@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from poolmeter.errors import BadInput
 from poolmeter.period import time_zone
@@ -215,6 +215,26 @@ AnyDiscovery = Annotated[
 ]
 
 
+def _peer_parts(value: str) -> tuple[str, str]:
+    name, _, url = value.partition("=")
+    return name.strip(), url.strip().rstrip("/")
+
+
+def _peer(value: str) -> str:
+    name, url = _peer_parts(value)
+    try:
+        return f"{_name(name)}={_url(url)}"
+    except ValueError:
+        raise ValueError("a name and a URL, as a=http://127.0.0.1:9878") from None
+
+
+def _different_peers(values: tuple[str, ...]) -> tuple[str, ...]:
+    parts = [_peer_parts(value) for value in values]
+    if len({name for name, _ in parts}) != len(parts) or len({url for _, url in parts}) != len(parts):
+        raise ValueError("each name and each URL once")
+    return values
+
+
 class CollectorSection(_Section):
     """The collector: where it listens, which exporters it pulls, how often."""
 
@@ -231,6 +251,20 @@ class CollectorSection(_Section):
     discovery_limit: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 5000
     gone_hours: Annotated[int, Field(strict=True, ge=1, le=8760)] = 24
     push_tokens_file: Path | None = None
+    member: Name | None = None
+    peers: Annotated[tuple[Annotated[str, AfterValidator(_peer)], ...], AfterValidator(_different_peers)] = ()
+    peer_timeout_s: Annotated[float, Field(ge=0.5, le=3600)] = 60.0
+
+    @property
+    def members(self) -> dict[str, str]:
+        """The collectors that share the nodes, name to URL."""
+        return dict(_peer_parts(peer) for peer in self.peers)
+
+    @model_validator(mode="after")
+    def _is_a_member(self) -> "CollectorSection":
+        if (self.member is None) != (not self.peers) or (self.member is not None and self.member not in self.members):
+            raise ValueError("member names one of peers, which lists every collector, this one too; or neither is given")
+        return self
 
 
 class EnforcerSection(_Section):

@@ -108,7 +108,7 @@ def memory(pid: int) -> int:
 
 async def test_hostile_sources_cost_bounded_memory_and_change_no_other_nodes_data(tmp_path: Path) -> None:
     bomb = gzip.compress(b"\0" * (64 << 20))
-    rows, batches = many_rows(600_000), many_batches(20_000)
+    rows, batches = many_rows(600_000), many_batches(8_000)
     honest = await FakeExporter("n1").start()
     expected = {
         "h-endless": "more than 67108864 bytes",
@@ -149,15 +149,15 @@ async def test_hostile_sources_cost_bounded_memory_and_change_no_other_nodes_dat
             await until(lambda turn=turn: honest.acked_through == 8 * (turn + 1))  # type: ignore[misc]
             await until(lambda turn=turn: all(one.asked > turn for one in hostile))  # type: ignore[misc]
 
-        async def all_named() -> dict[str, str]:
+        async def unnamed() -> dict[str, list[str]]:
             health = await fetch(f"{url}/v1/health")
             lines = health["warnings"]
             assert isinstance(lines, list)
-            found = {one.name: next((line for line in lines if f"node {one.name} " in line or one.url in line), "") for one in hostile}
-            return {name: line for name, line in found.items() if not line or expected.get(name, "") not in line}
+            found = {one.name: [line for line in lines if f"node {one.name} " in line or one.url in line] for one in hostile}
+            return {name: said for name, said in found.items() if not any(expected.get(name, "") in line for line in said)}
 
         async with asyncio.timeout(60):
-            while await all_named():
+            while await unnamed():
                 await asyncio.sleep(0.2)
         assert memory(daemon.process.pid) < MEMORY_MOST
         rows_of = {row["url"]: row for row in (await fetch(f"{url}/v1/nodes"))["rows"]}  # type: ignore[attr-defined]
