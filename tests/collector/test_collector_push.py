@@ -32,7 +32,7 @@ from poolmeter.model.usage import UsageRecord
 
 DAY = NOW - 12 * HOUR_US
 EPOCH = "0b8f1c1e-5a55-4c59-9a55-0d6a4a2c7b11"
-TOKENS = {"n1": "a" * 20, "n2": "b" * 20}
+TOKENS = {"n1": "a" * 20, "n2": "b" * 20, **{f"m{n}": f"{n}" * 20 for n in range(8)}}
 
 
 class Rig:
@@ -124,6 +124,15 @@ async def test_what_is_pushed_is_stored_before_it_is_acknowledged_and_known_when
     )
     assert (row["rows"], row["pulls"]) == (16, 3)
     assert query(rig.store.root, "SELECT node FROM now_nodes").column(0).to_pylist() == ["n1"]
+
+
+async def test_pushes_that_come_together_share_a_publication(rig: Rig) -> None:
+    rig.publisher._gap_s = 0.5
+    await rig.push(records("n1", EPOCH, 1, 4, DAY))
+    before = rig.publisher.publications
+    answers = await asyncio.gather(*(rig.push(records(f"m{n}", EPOCH, 1, 4, DAY), f"m{n}") for n in range(8)))
+    assert [answer.json()["seq"] for answer in answers] == [4] * 8 and rig.publisher.publications - before < 8
+    assert len(stored(rig.store.root)) == 36
 
 
 async def test_bad_rows_go_to_quarantine_as_with_a_pull(rig: Rig) -> None:

@@ -167,7 +167,7 @@ def test_records_and_snapshot_in_one_answer(node: Node, url: str) -> None:
 
 
 def test_before_the_first_look_there_is_no_snapshot_behind_the_records(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poolmeter.exporter.server.newest", lambda _: None)
+    monkeypatch.setattr("poolmeter.exporter.answer.newest", lambda _: None)
     server = Server(Face(node.agent, TOKEN).application(), listen("127.0.0.1", 0))
     server.start()
     try:
