@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from poolmeter.books.writer import Booked, Books, NotInBooks
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.catalog import query
-from poolmeter.collector.now import NOW_TABLES, rows_to_table, snapshot_objects
+from poolmeter.collector.now import NOW_TABLES, snapshot_objects
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pull import NodeStatus
 from poolmeter.collector.routes import Endpoint, Parameter, openapi, routes_of
@@ -34,6 +34,7 @@ from poolmeter.model.decision import Decision, DecisionState
 from poolmeter.model.plain import from_plain, to_plain
 from poolmeter.model.units import HOUR_US
 from poolmeter.model.usage import RecordKind
+from poolmeter.now import joined
 from poolmeter.period import parse_period, rfc3339
 from poolmeter.tokens import HINT
 
@@ -178,11 +179,8 @@ class _Health:
         return JSONResponse(_listing("snapshots", await run_in_threadpool(self._snapshots)))
 
     def _snapshots(self) -> list[dict[str, Any]]:
-        import pyarrow as pa
-
         now = self._state.store.state.now
-        tables = {name: pa.concat_tables([rows_to_table(name, []), *(found[name] for found in now.values())]) for name in NOW_TABLES}
-        return snapshot_objects(tables)
+        return snapshot_objects({name: joined(name, [found[name] for found in now.values()]) for name in NOW_TABLES})
 
     def _rows(self) -> list[dict[str, object]]:
         statuses = {status.row.url: status for status in self._state.statuses()}
