@@ -317,6 +317,7 @@ async def measure(args: argparse.Namespace, data: Path) -> dict[str, object]:
             "first_half": (halves[middle] - cpu) / (middle + 1) * 100,
             "second_half": (halves[-1] - halves[middle]) / max(1, len(halves) - 1 - middle) * 100,
             "rss_mib": resident,
+            "load_average": os.getloadavg()[1],
             "start_s": started_s,
             "requests_s": (fleet.requests - asked) / spent,
             "json_snapshots_s": (fleet.snapshots - snaps) / spent,

@@ -186,8 +186,7 @@ class _Health:
 
     def _snapshots(self) -> list[dict[str, Any]]:
         now = self._state.store.state.now
-        tables = {name: joined(name, [found[name] for found in now.values()]) for name in NOW_TABLES}
-        return snapshot_objects(tables)
+        return snapshot_objects({name: joined(name, [found[name] for found in now.values()]) for name in NOW_TABLES})
 
     def _rows(self) -> list[dict[str, object]]:
         statuses = {status.row.url: status for status in self._state.statuses()}

@@ -64,11 +64,9 @@ def parse_now(answer: Answer, body: bytes) -> Newest | None:
     """The snapshot behind an answer's records; None when the exporter has taken none yet. Raises DataError."""
     if answer.snapshot is None or answer.snapshot == len(body):
         return None
-    import pyarrow as pa
-
-    part = memoryview(body)[answer.snapshot :]
+    part = body[answer.snapshot :]  # a copy: the records before it are not to be kept as long as the snapshot is
     refuse_compressed(part)
-    return of_tables(now.from_bytes(pa.py_buffer(part), answer.node))
+    return of_tables(now.from_bytes(part, answer.node))
 
 
 def _snapshot_at(headers: Mapping[str, str], size: int) -> int | None:
@@ -101,7 +99,7 @@ def _header(headers: Mapping[str, str], name: str) -> str:
     return value.strip()
 
 
-def refuse_compressed(body: bytes | memoryview) -> None:
+def refuse_compressed(body: bytes) -> None:
     """Raises DataError when a batch of an Arrow stream is compressed: a few bytes could then claim any amount of memory.
 
     So could thousands of batches without rows.
@@ -132,7 +130,7 @@ def refuse_compressed(body: bytes | memoryview) -> None:
         at = start + length + size
 
 
-def _message(body: bytes | memoryview, start: int, end: int) -> tuple[bool, int]:
+def _message(body: bytes, start: int, end: int) -> tuple[bool, int]:
     """Of a FlatBuffers `Message`: whether it holds a batch with `compression`, and its body's length (Arrow format, Message.fbs)."""
     root = start + _uint32(body, start, end)
     # Message: 0 version, 1 header type, 2 header, 3 bodyLength.
@@ -152,13 +150,13 @@ def _message(body: bytes | memoryview, start: int, end: int) -> tuple[bool, int]
     return _field(body, header, 3, end) != 0, size
 
 
-def _uint32(body: bytes | memoryview, at: int, end: int) -> int:
+def _uint32(body: bytes, at: int, end: int) -> int:
     if not 0 <= at <= end - 4:
         raise IndexError(at)
     return int(struct.unpack_from("<I", body, at)[0])
 
 
-def _field(body: bytes | memoryview, table: int, number: int, end: int) -> int:
+def _field(body: bytes, table: int, number: int, end: int) -> int:
     """Where a table's field lies, 0 when it is absent."""
     if not 0 <= table <= end - 4:
         raise IndexError(table)

@@ -45,6 +45,7 @@ class Publisher:
         self.recent: deque[float] = deque(maxlen=1000)  # seconds that the last publications took
         self._store = store
         self._forgotten = set(forget)
+        self._leaving = False  # somebody forgotten is still in the store
         self._gap_s = gap_s
         self._urgent = asyncio.Event()
         self._waiting: list[tuple[Update, asyncio.Future[NodeRow]]] = []
@@ -101,8 +102,10 @@ class Publisher:
         return round(took[min(len(took) - 1, int(part * len(took)))] * 1e3, 1) if took else None
 
     def forget(self, url: str) -> None:
-        """Leave an exporter out of the store's nodes from the next publication on; its rows stay."""
+        """Leave an exporter out of the store's nodes, with the next publication; its rows stay."""
         self._forgotten.add(url)
+        self._leaving = True
+        self._wake.set()
 
     def keep(self, url: str) -> None:
         """Undo `forget`: the exporter is asked again."""
@@ -116,7 +119,8 @@ class Publisher:
     async def _group(self, waiting: list[tuple[Update, "asyncio.Future[NodeRow]"]]) -> float:
         """Publish a group and answer its members; when it ended (monotonic)."""
         try:
-            failure = await asyncio.to_thread(self._write, [update for update, _ in waiting]) if waiting else None
+            due, self._leaving = bool(waiting) or self._leaving, False
+            failure = await asyncio.to_thread(self._write, [update for update, _ in waiting]) if due else None
             if failure is None:
                 self._answer(waiting)
             elif len(waiting) == 1:

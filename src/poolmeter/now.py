@@ -81,7 +81,7 @@ def to_bytes(tables: Mapping[str, "pa.Table"]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def from_bytes(body: "bytes | pa.Buffer", node: str) -> dict[str, "pa.Table"]:
+def from_bytes(body: bytes, node: str) -> dict[str, "pa.Table"]:
     """The tables of a snapshot of `node`, in this version's columns.
 
     Takes any minor version of this major: columns it does not know are dropped, nullable ones it lacks are null. Raises DataError on a

@@ -40,7 +40,7 @@ class Daemon:
         )
 
     async def url(self) -> str:
-        await until(lambda: self.ready.exists() or self.process.poll() is not None)
+        await until(lambda: self.ready.exists() or self.process.poll() is not None, 90)
         assert self.process.poll() is None, (self.data / "collector.log").read_text()
         found = json.loads(self.ready.read_text())
         assert found["pid"] == self.process.pid

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from aiohttp import web
+from collector_daemon import Daemon, fetch, stored, until
 from collector_fakes import FakeExporter, device, records, snapshot
-from test_collector_daemon import Daemon, fetch, stored, until
 
 from poolmeter import arrow, now
 from poolmeter.collector.bodies import parse_answer, parse_now, parse_snapshot

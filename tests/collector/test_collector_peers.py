@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from collector_daemon import Daemon, exporters, fetch, until
 from collector_fakes import DAY, EPOCH, NOW, FakeExporter, batch, records, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from test_collector_daemon import NOW as TODAY
-from test_collector_daemon import Daemon, exporters, fetch, until
 
 from poolmeter.collector.catalog import open_catalogs, query
 from poolmeter.collector.maintenance import maintain
