@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
 
 from cards import Card, Results, build_native, card, spin_program  # noqa: E402
+from processes import cpu_seconds, resident_mib  # noqa: E402
 
 from poolmeter.clock import SystemClock  # noqa: E402
 from poolmeter.exporter.agent import Agent, Settings  # noqa: E402
@@ -40,7 +41,6 @@ from poolmeter.pages.grant import DeviceGrant, Grant, write_grant  # noqa: E402
 from poolmeter.pages.meter import create_meter  # noqa: E402
 from poolmeter.places import NodeData, NodeRun  # noqa: E402
 
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 MEMORY = 1 << 30
 
 
@@ -80,18 +80,6 @@ def family(pid: int) -> list[int]:
         for task in Path(f"/proc/{parent}/task").glob("*/children"):
             found += [int(word) for word in task.read_text().split()]
     return found
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * TICK_S
-
-
-def resident_mib(pid: int) -> float:
-    """What the kernel calls VmRSS."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
 def free_port() -> int:

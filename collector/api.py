@@ -23,16 +23,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from poolmeter.books.writer import Booked, Books, NotInBooks
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.catalog import query
-from poolmeter.collector.now import NOW_TABLES, rows_to_table, snapshot_objects
+from poolmeter.collector.discovery.watch import SourceStatus
+from poolmeter.collector.now import NOW_TABLES, snapshot_objects
 from poolmeter.collector.publisher import Publisher
-from poolmeter.collector.pull import NodeStatus
+from poolmeter.collector.push import PATH as PUSH
+from poolmeter.collector.reception import NodeStatus
 from poolmeter.collector.routes import Endpoint, Parameter, openapi, routes_of
 from poolmeter.collector.store import Store
 from poolmeter.collector.tables import SegmentKind, quoted, segment_fields
 from poolmeter.errors import BadInput, PoolmeterError, Refused, Unavailable
 from poolmeter.model.decision import Decision, DecisionState
 from poolmeter.model.plain import from_plain, to_plain
+from poolmeter.model.units import HOUR_US
 from poolmeter.model.usage import RecordKind
+from poolmeter.now import joined
 from poolmeter.period import parse_period, rfc3339
 from poolmeter.tokens import HINT
 
@@ -40,7 +44,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 LIMIT = 10_000
 LIMIT_MOST = 100_000
 BODY_LIMIT = 1 << 20
-_OPEN = ("/healthz", "/readyz")
+_OPEN = ("/healthz", "/readyz", PUSH)  # a push asks for a token of its own, that of a node
 _VIEW = {kind: f"{kind.value}_minutes" for kind in RecordKind} | {RecordKind.EVENT: "event_log"}
 _ORDER = ("minute_us", "node", "epoch", "sequence")
 
@@ -56,6 +60,8 @@ class ApiState:
     publisher: Publisher | None = None
     reads_need_token: bool = False
     clock: Clock = field(default_factory=SystemClock)
+    discovery: Callable[[], Sequence[SourceStatus]] = tuple
+    troubles: Callable[[], Sequence[str]] = tuple  # what else is wrong, for the health page
 
 
 def create_app(state: ApiState, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
@@ -133,12 +139,18 @@ class _Health:
         state = self._state.store.state
         disk = await run_in_threadpool(shutil.disk_usage, self._state.store.root)
         rows = self._rows()
-        bad = [row for row in rows if row["state"] not in ("up", "new") or "reason" in row]
+        # A node that is gone went where its source no longer names it: told, and no fault.
+        bad = [row for row in rows if row["state"] != "gone" and (row["state"] not in ("up", "new") or "reason" in row)]
+        sources = [_source(status) for status in self._state.discovery()]
         quarantined = sum(segment.rows for segment in state.segments.values() if segment.kind is SegmentKind.QUARANTINE)
         warnings = [f"node {row.get('node') or row['url']} is {row['state']}: {row.get('reason', 'no reason known')}" for row in bad]
+        warnings += [f"discovery {row['source']}: {row['reason']}" for row in sources if "reason" in row]
+        warnings += [self._quarantined(status) for status in self._state.statuses() if self._sends_nonsense(status)]
+        warnings += self._state.troubles()
         if self._state.store.trouble:
             warnings.insert(0, self._state.store.trouble)
         warnings += self._state.store.damaged.values()
+        publisher = self._state.publisher
         store = {
             "generation": state.generation,
             "published": rfc3339(state.published_us),
@@ -146,11 +158,26 @@ class _Health:
             "bytes": sum(segment.bytes for segment in state.segments.values()),
             "quarantine_rows": quarantined,
             "writable": self._state.store.trouble is None,
+            **(
+                {}
+                if publisher is None or not publisher.recent
+                else {
+                    "publish_p50_ms": publisher.recent_ms(0.5),
+                    "publish_p99_ms": publisher.recent_ms(0.99),
+                }
+            ),
             "disk_free_bytes": disk.free,
             "disk_total_bytes": disk.total,
         }
-        body = _listing("health", rows, warnings) | {"status": "degraded" if warnings else "ok", "store": store}
+        body = _listing("health", rows, warnings) | {"status": "degraded" if warnings else "ok", "store": store, "discovery": sources}
         return JSONResponse(body)
+
+    def _sends_nonsense(self, status: NodeStatus) -> bool:
+        """Whether rows of the exporter went to quarantine within the last hour."""
+        return status.quarantined_us is not None and self._state.clock.wall_us() - status.quarantined_us < HOUR_US
+
+    def _quarantined(self, status: NodeStatus) -> str:
+        return f"node {status.row.node or status.row.url} sent {status.quarantined} rows that broke a rule, the last: {status.quarantine_reason}"
 
     async def nodes(self, _: Request) -> Response:
         return JSONResponse(_listing("nodes", self._rows()))
@@ -159,11 +186,8 @@ class _Health:
         return JSONResponse(_listing("snapshots", await run_in_threadpool(self._snapshots)))
 
     def _snapshots(self) -> list[dict[str, Any]]:
-        import pyarrow as pa
-
         now = self._state.store.state.now
-        tables = {name: pa.concat_tables([rows_to_table(name, []), *(found[name] for found in now.values())]) for name in NOW_TABLES}
-        return snapshot_objects(tables)
+        return snapshot_objects({name: joined(name, [found[name] for found in now.values()]) for name in NOW_TABLES})
 
     def _rows(self) -> list[dict[str, object]]:
         statuses = {status.row.url: status for status in self._state.statuses()}
@@ -188,6 +212,7 @@ class _Health:
                     "failures": status.failures,
                     "rows": status.rows,
                     "quarantined": status.quarantined,
+                    "quarantine_reason": status.quarantine_reason,
                     "last_success": None if status.last_success_us is None else rfc3339(status.last_success_us),
                     "lag_us": status.lag_us,
                 }
@@ -269,6 +294,18 @@ def decision_object(booked: Booked) -> dict[str, Any]:
     """A booked decision as one flat JSON object: the Decision's fields and what became of it."""
     plain: dict[str, Any] = to_plain(booked)
     return {**plain.pop("decision"), **plain}
+
+
+def _source(status: SourceStatus) -> dict[str, object]:
+    values = {
+        "source": status.name,
+        "state": status.state,
+        "reason": status.reason,
+        "targets": None if status.urls is None else len(status.urls),
+        "failures": status.failures,
+        "last_success": None if status.last_success_us is None else rfc3339(status.last_success_us),
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _listing(name: str, rows: Sequence[Mapping[str, object]], warnings: Sequence[str] = ()) -> dict[str, Any]:

@@ -72,7 +72,8 @@ def losses(root: Path, state: State, segment: Segment, now_us: int, reason: str)
 
     A torn file cannot say whose rows it held. They are the sequences that the catalog knows as stored, that no live segment has, and
     whose neighbours lie at times of the segment. Rows that went for another reason (process rows past their time, quarantine in bulk) make
-    that too many: then the numbers are "at most" (`exact` is false). A rollup whose minutes are live loses nothing.
+    that too many: then the numbers are "at most" (`exact` is false). A rollup whose minutes are live loses nothing, and neither do newest
+    snapshots: the next pulls bring newer ones.
     """
 
     def lost(node: str | None, rows: int, exact: bool) -> Lost:
@@ -80,8 +81,9 @@ def losses(root: Path, state: State, segment: Segment, now_us: int, reason: str)
             segment.kind.value, segment.day, segment.file, node, rows, exact, segment.min_minute_us, segment.max_minute_us, now_us, reason
         )
 
-    if segment.kind in ROLLUPS and any(
-        found.kind is ROLLUPS[segment.kind].source and found.day == segment.day for found in state.segments.values()
+    if segment.kind is SegmentKind.NOW or (
+        segment.kind in ROLLUPS
+        and any(found.kind is ROLLUPS[segment.kind].source and found.day == segment.day for found in state.segments.values())
     ):
         return []
     if segment.kind not in _SEQUENCED:

@@ -121,8 +121,13 @@ def _examine_rows(root: Path, segment: Segment, wrong: Callable[[str, object, ob
         return wrong("unreadable", (str(error).splitlines() or [repr(error)])[0][:160], "a Parquet file")
     if (low, high) != (segment.min_minute_us, segment.max_minute_us):
         return wrong("times", f"{name} from {low} to {high}", f"{segment.min_minute_us} to {segment.max_minute_us}")
-    # Quarantine lies under the day it was published on; it may have been received just before midnight.
-    if segment.kind is not SegmentKind.QUARANTINE and low is not None and high is not None and {day_of(low), day_of(high)} != {segment.day}:
+    # Quarantine lies under the day it was published on (it may have been received just before midnight), newest snapshots under none.
+    if (
+        segment.kind not in (SegmentKind.QUARANTINE, SegmentKind.NOW)
+        and low is not None
+        and high is not None
+        and {day_of(low), day_of(high)} != {segment.day}
+    ):
         return wrong("day", f"rows of {day_of(low)} to {day_of(high)}", f"rows of {segment.day}")
     return None
 
@@ -134,8 +139,9 @@ def _nothing(done: int, total: int) -> None:
 def torn_heads(root: Path, segments: Sequence[Segment], damaged: Collection[str]) -> dict[str, str]:
     """Segments that keep a catalog from being written: what is wrong, by file. Only those are read that a view would have to begin with."""
     found: dict[str, str] = {}
-    for kind, _, _ in VIEWS.values():
-        for part in view_lists(kind, segments):
+    newest = [segment for segment in segments if segment.kind is SegmentKind.NOW]
+    for lists in ([newest], *(view_lists(kind, segments) for kind, _, _ in VIEWS.values())):
+        for part in lists:
             for segment in part:
                 if segment.file in damaged or segment.file in found:
                     continue

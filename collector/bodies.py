@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poolmeter import arrow
+from poolmeter import arrow, now
 from poolmeter.collector.check import check_epoch
+from poolmeter.collector.now import Newest, of_tables
 from poolmeter.errors import DataError
 from poolmeter.model.plain import from_plain
 from poolmeter.model.snapshot import Snapshot
@@ -18,25 +19,31 @@ if TYPE_CHECKING:
 
 USAGE_LIMIT = 64 << 20
 SNAPSHOT_LIMIT = 16 << 20
-_NODE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")
+MESSAGES_MOST = 1000
+NODE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")
 _SEQUENCE_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One usage answer: whose spool, which epoch, up to where it reaches, whether more is waiting, and the rows (wide table)."""
+    """One usage answer: whose spool, which epoch, up to where it reaches, whether more is waiting, and the rows (wide table).
+
+    `snapshot` is where in the body the node's snapshot begins; None: the exporter knows no snapshot in its usage answers, or was not
+    asked for one.
+    """
 
     node: str
     epoch: str
     last_sequence: int
     more: bool
     table: "pa.Table"
+    snapshot: int | None = None
 
 
 def parse_answer(headers: Mapping[str, str], body: bytes) -> Answer:
     """An exporter's answer to GET /v1/usage. Raises DataError; the rows themselves are checked by poolmeter.collector.check."""
     node = _header(headers, "X-Poolmeter-Node")
-    if _NODE.match(node) is None:
+    if NODE.match(node) is None:
         raise DataError(f"header X-Poolmeter-Node is {node!r:.80}, expected a node name")
     epoch = _header(headers, "X-Poolmeter-Epoch")
     if not check_epoch(epoch):
@@ -47,8 +54,28 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> Answer:
     more = _header(headers, "X-Poolmeter-More").lower()
     if more not in ("true", "false", "1", "0"):
         raise DataError(f"header X-Poolmeter-More is {more!r:.80}, expected true or false")
-    refuse_compressed(body)
-    return Answer(node, epoch, int(last), more in ("true", "1"), arrow.from_bytes(body))
+    at = _snapshot_at(headers, len(body))
+    usage = body if at is None else body[:at]
+    refuse_compressed(usage)
+    return Answer(node, epoch, int(last), more in ("true", "1"), arrow.from_bytes(usage), at)
+
+
+def parse_now(answer: Answer, body: bytes) -> Newest | None:
+    """The snapshot behind an answer's records; None when the exporter has taken none yet. Raises DataError."""
+    if answer.snapshot is None or answer.snapshot == len(body):
+        return None
+    part = body[answer.snapshot :]  # a copy: the records before it are not to be kept as long as the snapshot is
+    refuse_compressed(part)
+    return of_tables(now.from_bytes(part, answer.node))
+
+
+def _snapshot_at(headers: Mapping[str, str], size: int) -> int | None:
+    text = headers.get("X-Poolmeter-Snapshot")
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) > size:
+        raise DataError(f"header X-Poolmeter-Snapshot is {text!r:.80}, expected a place in a body of {size} bytes")
+    return int(text)
 
 
 def parse_snapshot(body: bytes, node: str) -> Snapshot:
@@ -75,10 +102,15 @@ def _header(headers: Mapping[str, str], name: str) -> str:
 def refuse_compressed(body: bytes) -> None:
     """Raises DataError when a batch of an Arrow stream is compressed: a few bytes could then claim any amount of memory.
 
+    So could thousands of batches without rows.
+
     Walks the stream's framing (length-prefixed FlatBuffers messages, each followed by its buffers) without unpacking anything.
     """
-    at = 0
+    at = messages = 0
     while at + 8 <= len(body):
+        messages += 1
+        if messages > MESSAGES_MOST:
+            raise DataError(f"usage body has more than {MESSAGES_MOST} Arrow messages, expected a few")
         marker, length = struct.unpack_from("<Ii", body, at)
         if marker != 0xFFFFFFFF:
             raise DataError(f"usage body is no Arrow stream at byte {at}")

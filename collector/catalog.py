@@ -143,3 +143,14 @@ def query(root: Path, sql: str, parameters: Sequence[object] = ()) -> "pa.Table"
                 if last or not isinstance(error, duckdb.IOException):
                     raise unreadable(root, error) from None
     raise AssertionError("unreachable")
+
+
+def open_catalogs(roots: Sequence[Path]) -> "duckdb.DuckDBPyConnection":
+    """A connection to the newest catalogs of several collectors' roots, with the views and tables of one; a context manager that closes it.
+
+    Each record counts once, also when a node's collector died and another took it over. Of nodes, devices and snapshots the newest word
+    counts. `quarantine` may name a row once for each root. Raises what `open_catalog` raises, and BadInput without roots.
+    """
+    from poolmeter.collector.roots import open_roots
+
+    return open_roots(roots)

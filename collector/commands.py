@@ -35,6 +35,7 @@ class Collector:
 
     def run(self, args: argparse.Namespace) -> int:
         from poolmeter.collector.daemon import Settings, run
+        from poolmeter.collector.peers import PeerSettings
         from poolmeter.collector.pull import PullSettings
 
         config = load_config(args.config).collector
@@ -45,7 +46,11 @@ class Collector:
         if not 0.2 <= interval_s <= 3600:
             raise BadInput(f"--interval is {interval_s}, expected 0.2 to 3600 seconds")
         token_file = Path(args.token_file) if args.token_file else config.token_file
-        nodes = config.nodes if args.nodes is None else tuple(url.strip() for url in args.nodes.split(",") if url.strip())
+        # The exporter of this machine is the default where nothing says which ones there are.
+        named = "nodes" in config.model_fields_set or not (config.discovery or config.push_tokens_file)
+        nodes = (
+            (config.nodes if named else ()) if args.nodes is None else tuple(url.strip() for url in args.nodes.split(",") if url.strip())
+        )
         run(
             Settings(
                 data=CollectorData(data_folder(args.data)),
@@ -57,6 +62,11 @@ class Collector:
                 token=None if config.api_token_file is None else read_token(config.api_token_file),
                 ready_file=Path(args.ready_file) if args.ready_file else None,
                 books=None if args.local_books else config.books,
+                discovery=config.discovery,
+                discovery_limit=config.discovery_limit,
+                gone_hours=config.gone_hours,
+                push_tokens_file=config.push_tokens_file,
+                peers=None if config.member is None else PeerSettings(config.member, config.members, config.peer_timeout_s),
             ),
             self.extra_routes(args),
         )

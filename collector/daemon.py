@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +20,23 @@ from poolmeter.books.place import place
 from poolmeter.books.writer import Books
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.api import ApiState, create_app
+from poolmeter.collector.discovery.build import sources_of
+from poolmeter.collector.discovery.source import Source
+from poolmeter.collector.discovery.watch import Discovery
 from poolmeter.collector.events import take_outcomes
 from poolmeter.collector.maintenance import maintain
+from poolmeter.collector.peers import Peers, PeerSettings
 from poolmeter.collector.publisher import Publisher
-from poolmeter.collector.pull import NodePuller, PullSettings
+from poolmeter.collector.pull import PullSettings
+from poolmeter.collector.pullers import Pullers, cancel
+from poolmeter.collector.push import ADDRESS, SILENT_S, Pushes, PushTokens
+from poolmeter.collector.reception import Outcomes
 from poolmeter.collector.retention import Retention
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Store
+from poolmeter.config import DiscoverySection
 from poolmeter.errors import PoolmeterError, Unavailable
+from poolmeter.model.units import HOUR_US
 from poolmeter.places import CollectorData
 from poolmeter.report import write_whole
 from poolmeter.tokens import make_token, read_token
@@ -35,7 +45,9 @@ _log = logging.getLogger("poolmeter.collector")
 MAINTENANCE_S = 30.0
 LAST_PULL_S = 5.0
 GAP_S = 1.0
-SPREAD_ABOVE = 8  # so many nodes are asked at once at the start; more are spread over the interval
+GONE_MOST = 1000  # lines of nodes that are gone, however fast they come and go
+DESCRIPTORS = 65_536
+KEEP_ALIVE_S = 70.0  # exporters close theirs after 75
 
 
 @dataclass(frozen=True)
@@ -54,24 +66,11 @@ class Settings:
     token: str | None = None
     ready_file: Path | None = None
     books: str | None = None  # a database's URL; without, the file in the data folder
-
-
-class Names:
-    """Which URL may answer as which node: as before, and no two alike."""
-
-    def __init__(self, rows: Mapping[str, NodeRow]) -> None:
-        self._node_of = {url: row.node for url, row in rows.items() if row.node is not None}
-
-    def claim(self, url: str, node: str) -> str | None:
-        """None when `url` may answer as `node`, else why not."""
-        before = self._node_of.get(url)
-        if before is not None and before != node:
-            return f"{url} answers as node {node!r}, expected {before!r} as before"
-        other = next((known for known, name in self._node_of.items() if name == node and known != url), None)
-        if other is not None:
-            return f"{url} answers as node {node!r}, which {other} already does; expected one exporter per node"
-        self._node_of[url] = node
-        return None
+    discovery: tuple[DiscoverySection, ...] = ()
+    discovery_limit: int = 5000
+    gone_hours: int = 24
+    push_tokens_file: Path | None = None
+    peers: PeerSettings | None = None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -91,16 +90,26 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run(settings: Settings, extra_routes: Sequence[BaseRoute] = (), clock: Clock | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises Unavailable (port, store owned by another), DataError, BadInput before anything starts."""
+    sources = sources_of(settings.discovery, settings.discovery_limit)
+    tokens = None if settings.push_tokens_file is None else PushTokens(settings.push_tokens_file)
+    _take_descriptors()
     with (
         contextlib.closing(listen(settings.host, settings.port)) as server,
         Store(settings.data.store) as store,
         Books(place(settings.books, settings.data.books), clock, upgrade=True) as books,
     ):
-        asyncio.run(_serve(settings, server, store, books, extra_routes, clock or SystemClock()))
+        asyncio.run(_serve(settings, sources, tokens, server, store, books, extra_routes, clock or SystemClock()))
 
 
 async def _serve(
-    settings: Settings, server: socket.socket, store: Store, books: Books, extra_routes: Sequence[BaseRoute], clock: Clock
+    settings: Settings,
+    sources: Sequence[Source],
+    tokens: PushTokens | None,
+    server: socket.socket,
+    store: Store,
+    books: Books,
+    extra_routes: Sequence[BaseRoute],
+    clock: Clock,
 ) -> None:
     stop = asyncio.Event()
     token = settings.token
@@ -111,27 +120,38 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     known = store.state.nodes
-    rows = {url: known.get(url) or NodeRow(url, None, None, None, "new") for url in settings.nodes}
-    names = Names(rows)
-    publisher = Publisher(store, forget=[url for url in known if url not in rows], gap_s=min(GAP_S, settings.pull.interval_s / 4))
-    connector = aiohttp.TCPConnector(limit=0, limit_per_host=4)
+    peers = Peers(settings.peers)
+    stays = {url: row for url, row in known.items() if _stays(row, settings, peers)}
+    publisher = Publisher(store, forget=known.keys() - stays.keys(), gap_s=min(GAP_S, settings.pull.interval_s / 4))
+    # A connection to an exporter outlives the interval: opening one costs as much as a request.
+    connector = aiohttp.TCPConnector(limit=0, limit_per_host=4, keepalive_timeout=min(2 * settings.pull.interval_s, KEEP_ALIVE_S))
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False, trust_env=False) as session:
-        pullers = [
-            NodePuller(row, session, publisher, settings.pull, clock, names.claim, lambda batch: take_outcomes(books, batch))
-            for row in rows.values()
-        ]
+        pulled = {url: row for url, row in stays.items() if not url.startswith(ADDRESS)}
+        pullers = Pullers(pulled, session, publisher, settings.pull, clock, lambda batch: take_outcomes(books, batch), peers.mine)
+        discovery = Discovery(
+            sources,
+            settings.nodes,
+            [url for url, row in pulled.items() if row.state != "gone"],
+            lambda urls, reason: pullers.assign(urls, gone=reason),
+            settings.discovery_limit,
+            clock,
+        )
+        pushes = _pushes(settings, tokens, known, publisher, pullers, clock, lambda batch: take_outcomes(books, batch))
         state = ApiState(
             store,
             books,
             token,
-            lambda: [puller.status for puller in pullers],
+            lambda: [*pullers.statuses(), *(pushes.statuses() if pushes else ())],
             publisher,
             reads_need_token=settings.token is not None,
             clock=clock,
+            discovery=lambda: discovery.statuses,
+            troubles=peers.reasons,
         )
+        own_routes = [pushes.route()] if pushes else []
         web = _Web(
             uvicorn.Config(
-                create_app(state, extra_routes),
+                create_app(state, [*own_routes, *extra_routes]),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -142,27 +162,72 @@ async def _serve(
         )
         publishing = asyncio.create_task(publisher.run())
         serving = asyncio.create_task(web.serve(sockets=[server]))
-        spread = settings.pull.interval_s / len(pullers) if len(pullers) > SPREAD_ABOVE else 0.0
-        working = [asyncio.create_task(puller.run(spread * index)) for index, puller in enumerate(pullers)]
-        working.append(asyncio.create_task(_maintenance(store, books, settings.keep, clock)))
+        await discovery.start()
+        working = [
+            asyncio.create_task(_maintenance(store, books, settings.keep, clock)),
+            asyncio.create_task(peers.run(session, pullers.share_anew)),
+            asyncio.create_task(discovery.run()),
+            asyncio.create_task(_forget_gone(pullers, settings.gone_hours * HOUR_US, clock)),
+            *([asyncio.create_task(pushes.watch())] if pushes else ()),
+        ]
         stopping = asyncio.create_task(stop.wait())
         try:
             await _announce(web, serving, server, settings)
             await asyncio.wait({stopping, serving, publishing}, return_when=asyncio.FIRST_COMPLETED)
-            await _cancel(working)
+            await cancel(working)
+            await pullers.stop()
             publisher.hurry()
             if not publishing.done():
-                await _last_pulls(pullers, min(LAST_PULL_S, settings.pull.timeout_s))
+                await pullers.last_pulls(min(LAST_PULL_S, settings.pull.timeout_s))
         finally:
-            await _cancel([*working, stopping])
+            await cancel([*working, stopping])
+            await pullers.stop()
             web.should_exit = True
             await asyncio.gather(serving, return_exceptions=True)
-            await _cancel([publishing])
+            await cancel([publishing])
             if settings.ready_file is not None:
                 settings.ready_file.unlink(missing_ok=True)
         for task in (serving, publishing):
             if not task.cancelled() and task.exception() is not None:
                 raise Unavailable(f"collector stopped: {task.exception()!r:.200}") from task.exception()
+
+
+def _stays(row: NodeRow, settings: Settings, peers: Peers) -> bool:
+    """Whether the store's word on an exporter outlives the start; one that was configured and is no more is forgotten."""
+    if row.url.startswith(ADDRESS):
+        return settings.push_tokens_file is not None
+    return (row.url in settings.nodes or bool(settings.discovery)) and peers.mine(row.url)
+
+
+def _pushes(
+    settings: Settings,
+    tokens: PushTokens | None,
+    known: Mapping[str, NodeRow],
+    publisher: Publisher,
+    pullers: Pullers,
+    clock: Clock,
+    outcomes: Outcomes,
+) -> Pushes | None:
+    if tokens is None:
+        return None
+    silent_s = max(SILENT_S, 4 * settings.pull.interval_s)
+    return Pushes(
+        known, tokens.node_of, publisher, pullers.names, settings.pull.consumer, clock, outcomes, nodes=tokens.nodes, silent_s=silent_s
+    )
+
+
+async def _forget_gone(pullers: Pullers, after_us: int, clock: Clock) -> None:
+    while True:
+        pullers.forget_gone(clock.wall_us() - after_us, GONE_MOST)
+        await asyncio.sleep(MAINTENANCE_S)
+
+
+def _take_descriptors() -> None:
+    """Allow as many open files as this process may: a thousand exporters take a thousand connections, and the customary limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Web(uvicorn.Server):
@@ -182,20 +247,6 @@ async def _announce(web: uvicorn.Server, serving: "asyncio.Task[None]", server: 
     _log.info("collector serves %s, store %s, %d nodes", url, settings.data.store, len(settings.nodes))
     if settings.ready_file is not None:
         await asyncio.to_thread(write_whole, settings.ready_file, (json.dumps({"url": url, "pid": os.getpid()}) + "\n").encode())
-
-
-async def _last_pulls(pullers: Sequence[NodePuller], limit_s: float) -> None:
-    """Every node once more, as far as the time goes: what is acknowledged is stored, the rest waits in the spools."""
-    _, late = await asyncio.wait(
-        [asyncio.create_task(puller.pull()) for puller in pullers] or [asyncio.create_task(asyncio.sleep(0))], timeout=limit_s
-    )
-    await _cancel(list(late))
-
-
-async def _cancel(tasks: Sequence["asyncio.Task[object]"]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _maintenance(store: Store, books: Books, keep: Retention, clock: Clock) -> None:

@@ -5,6 +5,12 @@ from poolmeter.collector.store import Batch
 from poolmeter.model.usage import RecordKind
 
 
+def has_outcomes(batch: Batch) -> bool:
+    """Whether `take_outcomes` has anything to do."""
+    outcome = batch.checked.good.column("outcome")
+    return int(outcome.null_count) < len(outcome)
+
+
 def take_outcomes(books: Books, batch: Batch) -> int:
     """Enter the outcomes among a batch's events; how many were news. Known rows count too: the last time may have been cut short."""
     import pyarrow.compute as pc

@@ -64,7 +64,7 @@ def _groups(state: State) -> dict[tuple[SegmentKind, str], list[Segment]]:
 def next_merge(state: State, now_us: int, at_once: bool = False, damaged: Collection[str] = ()) -> list[Segment] | None:
     """Segments of one kind and day that should become one: many of a level, or all the small ones of a closed day; None: none."""
     for (kind, day), found in sorted(_groups(state).items()):
-        if kind in ROLLUPS:
+        if kind in ROLLUPS or kind is SegmentKind.NOW:
             continue
         segments = [segment for segment in found if segment.file not in damaged]
         closed = at_once or day_start_us(day) + DAY_US + CLOSED_AFTER_US <= now_us

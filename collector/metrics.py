@@ -31,6 +31,7 @@ class _Own(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._nodes()
+        yield from self._discovery()
         yield from self._store()
 
     def _nodes(self) -> Iterator[Metric]:
@@ -50,6 +51,15 @@ class _Own(Collector):
             if status.lag_us is not None:
                 lag.add_metric([status.row.url], status.lag_us / MICROSECONDS)
         yield from (*counters.values(), up, lag)
+
+    def _discovery(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily(f"{_PREFIX}_discovery_up", "1 when all of the source's last answer could be read.", labels=["source"])
+        targets = GaugeMetricFamily(f"{_PREFIX}_discovery_targets", "Exporters that the source names.", labels=["source"])
+        for status in self._state.discovery():
+            up.add_metric([status.name], 1 if status.state == "up" else 0)
+            if status.urls is not None:
+                targets.add_metric([status.name], len(status.urls))
+        yield from (up, targets)
 
     def _store(self) -> Iterator[Metric]:
         state = self._state.store.state

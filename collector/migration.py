@@ -1,4 +1,4 @@
-"""Bringing a store of an older version, and the books beside it, to this one: a new catalog is written, its segments stay as they are.
+"""Bringing a store of an older version, and the books beside it, to this one: a new catalog is written, segments stay as they are.
 
 `STEPS[n]` makes the tables of version n + 1 out of those of version n. The new catalog becomes the store in the one step that every
 publication ends with, so a migration that is killed has not happened.
@@ -6,14 +6,16 @@ publication ends with, so a migration that is killed has not happened.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolmeter.books.migrate import Upgraded
 from poolmeter.books.upgrade import upgrade
 from poolmeter.collector.catalog import current_name, open_any, unreadable
+from poolmeter.collector.now import write_now
 from poolmeter.collector.publication import CatalogWriter, name_current
+from poolmeter.collector.segments import sync_folders
 from poolmeter.collector.state import State, catalog_tables, state_from
 from poolmeter.collector.tables import STORE_VERSION, TABLES, schema_of
 from poolmeter.errors import DataError, Unavailable
@@ -25,7 +27,10 @@ Tables = dict[str, "pa.Table"]
 
 
 def _with_checksums_and_lost(tables: Tables) -> Tables:
-    """Version 2 knows a checksum of each segment (none of those that are there), what was lost, and hours (views alone)."""
+    """Version 2 knows a checksum of each segment (none of those that are there), what was lost, and hours (views alone).
+
+    Its newest snapshots are a segment, which is written with the catalog: tables of theirs are taken as they are.
+    """
     import pyarrow as pa
 
     segments = tables["segments"]
@@ -83,8 +88,11 @@ def _publish(root: Path, state: State) -> int:
 
     generation = state.generation + 1
     writer = CatalogWriter(root)
-    wanted = State(**{**vars(state), "generation": generation})
     try:
+        newest = write_now(root, state.now)
+        sync_folders(root, newest, set())
+        segments = state.segments | {segment.file: segment for segment in newest}
+        wanted = replace(state, generation=generation, segments=segments)
         writer.write(generation, tuple(wanted.segments.values()), catalog_tables(wanted), {})
         name_current(root, generation, lambda: None)
     except (OSError, duckdb.Error) as error:

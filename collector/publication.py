@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolmeter.collector.catalog import CURRENT
-from poolmeter.collector.rollup import view_source
+from poolmeter.collector.rollup import read_segments, view_source
 from poolmeter.collector.segments import TEMPORARY, Segment, sync_folder
-from poolmeter.collector.tables import TABLES, VIEWS, literal, quoted, view_fields
+from poolmeter.collector.tables import TABLES, VIEWS, SegmentKind, literal, quoted, view_fields
+from poolmeter.model.now import NOW_PARTS
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,7 +33,7 @@ class CatalogWriter:
         self._engine: duckdb.DuckDBPyConnection | None = None
 
     def write(self, generation: int, segments: Sequence[Segment], tables: Mapping[str, "pa.Table"], damaged: Mapping[str, str]) -> Path:
-        """A durable catalog that nothing names yet. `tables` holds every table of `TABLES`. Raises OSError, duckdb.Error.
+        """A durable catalog that nothing names yet. `tables` holds every table of `TABLES` but the `now_*` ones. Raises OSError, duckdb.Error.
 
         `damaged` names segments that cannot be read, and why: the views name them last.
         """
@@ -68,6 +69,9 @@ class CatalogWriter:
         engine.execute("USE next")
         engine.execute("BEGIN")
         for name, columns in TABLES.items():
+            if name in NOW_PARTS:
+                engine.execute(now_statement(name, segments, damaged))
+                continue
             if not tables[name].num_rows:
                 engine.execute(f"CREATE TABLE {name} ({', '.join(f'{quoted(column.name)} {column.type}' for column in columns)})")
                 continue
@@ -97,6 +101,20 @@ def view_statement(view: str, segments: Sequence[Segment], damaged: Mapping[str,
         nothing = ", ".join(f"CAST(NULL AS {field.type}) AS {quoted(field.name)}" for field in view_fields(view))
         return f"CREATE VIEW {view} AS SELECT {nothing} WHERE false"
     return f"CREATE VIEW {view} AS SELECT *, {expression} AS {quoted(derived.name)} FROM ({source})"
+
+
+def now_statement(name: str, segments: Sequence[Segment], damaged: Mapping[str, str]) -> str:
+    """CREATE VIEW of one of the `now_*` names over the live segment of newest snapshots; typed and empty when there is none.
+
+    A damaged one raises its sentence when it is asked.
+    """
+    live = [segment for segment in segments if segment.kind is SegmentKind.NOW]
+    torn = next((damaged[segment.file] for segment in live if segment.file in damaged), None)
+    if not live or torn is not None:
+        nothing = ", ".join(f"CAST(NULL AS {field.type}) AS {quoted(field.name)}" for field in TABLES[name])
+        return f"CREATE VIEW {name} AS SELECT {nothing} WHERE {'false' if torn is None else f'error({literal(torn)}) IS NOT NULL'}"
+    columns = ", ".join(quoted(field.name) for field in TABLES[name])
+    return f"CREATE VIEW {name} AS SELECT {columns} FROM {read_segments(live)} WHERE part = {literal(NOW_PARTS[name])}"
 
 
 def name_current(root: Path, generation: int, replaced: Callable[[], None]) -> None:

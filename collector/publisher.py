@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import logging
 import time
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -11,6 +13,11 @@ from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Batch, Store
 from poolmeter.errors import PoolmeterError
 
+_log = logging.getLogger("poolmeter.collector")
+GAP_SHARE = 20  # a publication that takes long is followed by so many times its length without one, so that it costs a twentieth of a core
+GAP_MOST_S = 5.0
+NOW_SHARE = 30  # the same for the writing of newest snapshots
+NOW_MOST_S = 15.0
 DOUBTS = 3  # so many members of a failed group fail alone before the rest is not tried
 
 
@@ -27,19 +34,24 @@ class Update:
 class Publisher:
     """Publishes updates in groups; `publish` returns when the update is durable and visible.
 
-    `gap_s` is the least time between two publications (a catalog costs the same for one node as for a thousand), unless one is urgent.
+    `gap_s` is the least time between two publications (a catalog costs the same for one node as for a thousand), unless one is urgent;
+    where publications take long it grows, to `GAP_MOST_S` at most.
     """
 
     def __init__(self, store: Store, forget: Collection[str] = (), gap_s: float = 0.0) -> None:
         self.publications = 0
         self.failures = 0
         self.seconds = 0.0
+        self.recent: deque[float] = deque(maxlen=1000)  # seconds that the last publications took
         self._store = store
-        self._forget = forget
+        self._forgotten = set(forget)
+        self._leaving = False  # somebody forgotten is still in the store
         self._gap_s = gap_s
         self._urgent = asyncio.Event()
         self._waiting: list[tuple[Update, asyncio.Future[NodeRow]]] = []
         self._wake = asyncio.Event()
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_at = 0.0
 
     async def publish(self, update: Update) -> NodeRow:
         """The node's row as stored. Raises Unavailable when the store could not take the update; nothing of it is stored then."""
@@ -57,7 +69,7 @@ class Publisher:
             await self._wake.wait()
             # One turn of the loop at least lets pulls that end together share a publication.
             await asyncio.sleep(0)
-            rest = ended + self._gap_s - time.monotonic()
+            rest = ended + self._gap() - time.monotonic()
             if rest > 0:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._urgent.wait(), rest)
@@ -65,6 +77,39 @@ class Publisher:
             self._wake.clear()
             waiting, self._waiting = self._waiting, []
             ended = await self._group(waiting)
+            self._refresh(ended)
+
+    def _gap(self) -> float:
+        return max(self._gap_s, min(GAP_SHARE * (self.recent[-1] if self.recent else 0.0), GAP_MOST_S)) if self._gap_s else 0.0
+
+    def _refresh(self, now_s: float) -> None:
+        """Write newest snapshots that a publication left out: beside the pulls, and seldom enough."""
+        if self._store.now_waits and now_s >= self._refresh_at and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = asyncio.create_task(self._write_now())
+
+    async def _write_now(self) -> None:
+        started = time.monotonic()
+        try:
+            await asyncio.to_thread(self._store.refresh_now)
+        except PoolmeterError as error:
+            _log.error("newest snapshots: %s", error)
+        ended = time.monotonic()
+        self._refresh_at = ended + min(NOW_SHARE * (ended - started), NOW_MOST_S)
+
+    def recent_ms(self, part: float) -> float | None:
+        """So long the given part (0 to 1) of the last thousand publications took at most; None before the first."""
+        took = sorted(self.recent)
+        return round(took[min(len(took) - 1, int(part * len(took)))] * 1e3, 1) if took else None
+
+    def forget(self, url: str) -> None:
+        """Leave an exporter out of the store's nodes, with the next publication; its rows stay."""
+        self._forgotten.add(url)
+        self._leaving = True
+        self._wake.set()
+
+    def keep(self, url: str) -> None:
+        """Undo `forget`: the exporter is asked again."""
+        self._forgotten.discard(url)
 
     def hurry(self) -> None:
         """Leave out the gap from now on: the daemon is ending."""
@@ -74,7 +119,8 @@ class Publisher:
     async def _group(self, waiting: list[tuple[Update, "asyncio.Future[NodeRow]"]]) -> float:
         """Publish a group and answer its members; when it ended (monotonic)."""
         try:
-            failure = await asyncio.to_thread(self._write, [update for update, _ in waiting]) if waiting else None
+            due, self._leaving = bool(waiting) or self._leaving, False
+            failure = await asyncio.to_thread(self._write, [update for update, _ in waiting]) if due else None
             if failure is None:
                 self._answer(waiting)
             elif len(waiting) == 1:
@@ -113,17 +159,22 @@ class Publisher:
 
     def _write(self, updates: list[Update]) -> PoolmeterError | None:
         started = time.perf_counter()
+        forgotten = frozenset(self._forgotten)
         try:
             self._store.publish(
                 [update.batch for update in updates if update.batch is not None],
                 [update.newest for update in updates if update.newest is not None],
                 [update.node for update in updates],
-                forget=self._forget,
+                forget=forgotten,
             )
         except PoolmeterError as error:
             self.failures += 1
             return error
-        self.seconds += time.perf_counter() - started
+        took = time.perf_counter() - started
+        self.seconds += took
+        self.recent.append(took)
         self.publications += 1
+        # What is forgotten need not be said again, except of an exporter whose last word came with this publication.
+        self._forgotten -= forgotten - {update.node.url for update in updates}
         self._store.sweep()
         return None

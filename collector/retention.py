@@ -22,6 +22,8 @@ class Retention:
 
     def days_of(self, kind: SegmentKind) -> int | None:
         """Days that segments of `kind` are kept; None: for ever."""
+        if kind is SegmentKind.NOW:  # each publication of newer ones replaces them
+            return None
         if kind is SegmentKind.PROCESS:
             return self.process_days
         if kind is SegmentKind.QUARANTINE:

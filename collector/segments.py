@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FOLDER = "segments"
 TEMPORARY = ".tmp-"
+ROW_GROUP = {SegmentKind.NOW: 16_384}  # a question about one part of the snapshots passes over the others
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def write_segment(root: Path, kind: SegmentKind, day: str, table: "pa.Table", le
         .combine_chunks()
     )
     sink = pa.BufferOutputStream()
-    pq.write_table(typed, sink, compression="zstd", row_group_size=122_880, **_encodings(typed.schema))
+    pq.write_table(typed, sink, compression="zstd", row_group_size=ROW_GROUP.get(kind, 122_880), **_encodings(typed.schema))
     body = sink.getvalue()
     try:
         with temporary.open("wb") as file:

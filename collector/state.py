@@ -1,10 +1,10 @@
 """What a store's catalog says, in memory: the state that a publication replaces, and its way to tables and back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from poolmeter.collector.now import NOW_TABLES, Newest, rows_to_table
+from poolmeter.collector.now import Newest, now_by_node, records_to_table, rows_to_table
 from poolmeter.collector.segments import Lost, Segment
 from poolmeter.collector.sequences import Ranges
 from poolmeter.collector.tables import STORE_VERSION, SegmentKind
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """The collector's word on one exporter; `node` is None until it has answered. state: new | up | failing | refused."""
+    """The collector's word on one exporter; `node` is None until it has answered. state: new | up | failing | refused | gone."""
 
     url: str
     node: str | None
@@ -73,7 +73,7 @@ def state_from(tables: Mapping[str, "pa.Table"]) -> State:
         sequences={key: Ranges(tuple(sorted(found))) for key, found in ranges.items()},
         nodes={row["url"]: NodeRow(**row) for row in rows["nodes"]},
         devices={(row["node"], row["uuid"]): DeviceRow(**row) for row in rows["devices"]},
-        now=_now_by_node(tables),
+        now=now_by_node(tables),
         lost=tuple(Lost(**row) for row in tables["lost"].to_pylist()),
     )
 
@@ -101,14 +101,12 @@ def with_devices(
                 row["minute_us_min"], row["minute_us_max"],
             )  # fmt: skip
             out[key] = _merged(out.get(key), seen)
-    for snapshot in (newest.snapshot for newest in snapshots):
-        for device in snapshot.devices:
-            key = (snapshot.node, device.uuid)
-            seen = DeviceRow(
-                device.uuid, snapshot.node, device.index, device.model, device.vendor, device.memory_total_bytes, device.driver_version,
-                snapshot.taken_us, snapshot.taken_us,
-            )  # fmt: skip
-            out[key] = _merged(out.get(key), seen)
+    columns = ("uuid", "node", "index", "model", "vendor", "memory_total_bytes", "driver_version", "taken_us", "taken_us")
+    for newest in snapshots:
+        table = newest.tables["now_devices"]
+        for values in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
+            seen = DeviceRow(*values)
+            out[(seen.node, seen.uuid)] = _merged(out.get((seen.node, seen.uuid)), seen)
     return out
 
 
@@ -116,19 +114,21 @@ def _merged(old: DeviceRow | None, seen: DeviceRow) -> DeviceRow:
     if old is None:
         return seen
     newer, older = (seen, old) if seen.last_seen_us >= old.last_seen_us else (old, seen)
-    return replace(
-        newer,
-        index=newer.index if newer.index is not None else older.index,
-        vendor=newer.vendor or older.vendor,
-        driver=newer.driver or older.driver,
-        first_seen_us=min(old.first_seen_us, seen.first_seen_us),
+    return DeviceRow(
+        newer.uuid,
+        newer.node,
+        newer.index if newer.index is not None else older.index,
+        newer.model,
+        newer.vendor or older.vendor,
+        newer.memory_total_bytes,
+        newer.driver or older.driver,
+        min(old.first_seen_us, seen.first_seen_us),
+        newer.last_seen_us,
     )
 
 
 def catalog_tables(state: State) -> dict[str, "pa.Table"]:
-    """Every table of the catalog."""
-    import pyarrow as pa
-
+    """Every table of the catalog; the `now_*` ones are views over a segment."""
     meta = {
         "store_version": STORE_VERSION,
         "schema_version": SCHEMA_VERSION,
@@ -140,25 +140,11 @@ def catalog_tables(state: State) -> dict[str, "pa.Table"]:
         for (node, epoch), found in state.sequences.items()
         for first, last in found.ranges
     ]
-    tables = {
+    return {
         "meta": rows_to_table("meta", [meta]),
-        "nodes": rows_to_table("nodes", [vars(row) for row in state.nodes.values()]),
+        "nodes": records_to_table("nodes", list(state.nodes.values())),
         "sequences": rows_to_table("sequences", ranges),
-        "devices": rows_to_table("devices", [vars(row) for row in state.devices.values()]),
-        "segments": rows_to_table("segments", [{**vars(row), "kind": row.kind.value} for row in state.segments.values()]),
-        "lost": rows_to_table("lost", [vars(row) for row in state.lost]),
+        "devices": records_to_table("devices", list(state.devices.values())),
+        "segments": records_to_table("segments", list(state.segments.values())),
+        "lost": records_to_table("lost", state.lost),
     }
-    for name in NOW_TABLES:
-        tables[name] = pa.concat_tables([rows_to_table(name, []), *(found[name] for found in state.now.values())])
-    return tables
-
-
-def _now_by_node(tables: Mapping[str, "pa.Table"]) -> dict[str, dict[str, "pa.Table"]]:
-    import pyarrow.compute as pc
-
-    out = {}
-    for node in tables["now_nodes"].column("node").to_pylist():
-        out[node] = {
-            name: rows_to_table(name, tables[name].filter(pc.equal(tables[name].column("node"), node)).to_pylist()) for name in NOW_TABLES
-        }
-    return out

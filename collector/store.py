@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import Any
 
 from poolmeter.clock import SystemClock
-from poolmeter.collector.audit import torn_heads
+from poolmeter.collector.audit import examine, live_segments, torn_heads
 from poolmeter.collector.catalog import current_name, generation_of, open_catalog
 from poolmeter.collector.intake import Batch as Batch
 from poolmeter.collector.intake import new_rows
-from poolmeter.collector.now import Newest
+from poolmeter.collector.now import NOW_TABLES, Newest, now_rows, now_tables_of, write_now
 from poolmeter.collector.publication import CatalogWriter, name_current
 from poolmeter.collector.retention import closed_days
 from poolmeter.collector.segments import (
@@ -49,6 +49,8 @@ GRACE_S = 300.0
 # second the old ones would else fill a gigabyte.
 CATALOG_GRACE_S = 10.0
 FULL_BYTES = 1 << 20  # a catalog needs about a quarter of that
+# So many rows of newest snapshots are written with every publication; more of them apart, as often as their writing is worth.
+NOW_INLINE = 2000
 _log = logging.getLogger("poolmeter.collector")
 
 
@@ -90,6 +92,7 @@ class Store:
         self._lock = own(root)
         try:
             self._state = self._load(frozenset(damaged))
+            self._now_written = self._state.now
             self._clear_leftovers()
             if self._state.generation == 0:
                 self._found()
@@ -181,7 +184,25 @@ class Store:
                 self._commit(replace(self._state, segments=segments, lost=(*self._state.lost, *lost)))
             except Exception as error:
                 raise self._unwritable(error) from error
-            self.damaged.pop(segment.file, None)
+
+    @property
+    def now_waits(self) -> bool:
+        """Whether readers of the store do not see the newest snapshots yet (`refresh_now`)."""
+        return self._state.now is not self._now_written
+
+    def refresh_now(self) -> None:
+        """Let readers see the newest snapshots; publications go on meanwhile. Raises Unavailable."""
+        written: list[Segment] = []
+        try:
+            newest = self._state.now
+            written = write_now(self.root, newest)
+            with self._mutex:
+                sync_folders(self.root, written, self._folders)
+                self._commit(replace(self._state, segments=_with_now(self._state.segments, written)))
+                self._now_written = newest
+        except Exception as error:
+            self._forget(written)
+            raise self._unwritable(error) from error
 
     def sweep(self) -> None:
         """Delete what no reader can be using any more."""
@@ -216,7 +237,8 @@ class Store:
             fresh.append(new.rows)
             bad += new.quarantine
             known += new.known
-        wide = pa.concat_tables(fresh) if fresh else None
+        # In one piece: what follows costs as much for each piece as for a thousand rows.
+        wide = pa.concat_tables(fresh).combine_chunks() if fresh else None
         counts: dict[RecordKind, int] = {}
         for kind in kinds_of(wide) if wide is not None else ():
             segment_kind = SegmentKind(kind.value)
@@ -228,6 +250,19 @@ class Store:
             table = pa.Table.from_pylist(bad, schema=arrow_schema(SegmentKind.QUARANTINE))
             written.append(write_segment(self.root, SegmentKind.QUARANTINE, day_of(now_us), table))
             self._on_step("segment")
+        rows = {url: row for url, row in state.nodes.items() if url not in forget}
+        rows |= {row.url: replace(row, last_sequence=last_sequence(sequences, row)) for row in nodes}
+        now = state.now
+        if forget or any(row.state == "gone" for row in nodes):
+            # A snapshot of a node that nobody asks any more is an old number.
+            named = {row.node for row in rows.values() if row.state != "gone"}
+            if not named >= now.keys():
+                now = {node: tables for node, tables in now.items() if node in named}
+        if snapshots:
+            now = now | {newest.node: newest.tables for newest in snapshots}
+        now_written = now is not self._now_written and now_rows(now) <= NOW_INLINE
+        if now_written:
+            written += write_now(self.root, now)
         sync_folders(self.root, written, self._folders)
         self._on_step("synced")
         touched = {(segment.kind, segment.day) for segment in written}
@@ -237,13 +272,8 @@ class Store:
             for file, segment in state.segments.items()
             if segment.kind not in ROLLUPS or (ROLLUPS[segment.kind].source, segment.day) not in touched
         } | {segment.file: segment for segment in written}
-        rows = {url: row for url, row in state.nodes.items() if url not in forget}
-        rows |= {row.url: replace(row, last_sequence=last_sequence(sequences, row)) for row in nodes}
-        now = state.now
-        if forget:
-            # A snapshot of a node that nobody asks any more is an old number.
-            named = {row.node for row in rows.values()}
-            now = {node: tables for node, tables in now.items() if node in named}
+        if now_written:
+            segments = _with_now(segments, [segment for segment in written if segment.kind is SegmentKind.NOW])
         self._commit(
             replace(
                 state,
@@ -252,9 +282,11 @@ class Store:
                 sequences=sequences,
                 nodes=rows,
                 devices=with_devices(state.devices, wide, snapshots),
-                now=now | {newest.snapshot.node: newest.tables for newest in snapshots},
+                now=now,
             )
         )
+        if now_written:
+            self._now_written = now
         self.trouble = None
         return Published(self._state.generation, counts, known, sum(int(row["rows"]) for row in bad))
 
@@ -271,6 +303,8 @@ class Store:
             self._state = wanted
 
         name_current(self.root, wanted.generation, replaced)
+        for file in [file for file in list(self.damaged) if file not in wanted.segments]:
+            self.damaged.pop(file, None)
         self._on_step("current")
         now = time.monotonic()
         self._doomed += [(now + self._grace_s, self.root / file) for file in before.segments if file not in wanted.segments]
@@ -313,8 +347,14 @@ class Store:
         if current_name(self.root) is None:
             return State()
         with open_catalog(self.root) as connection:
-            tables = {name: connection.sql(f"SELECT * FROM {name}").to_arrow_table() for name in TABLES}
+            tables = {name: connection.sql(f"SELECT * FROM {name}").to_arrow_table() for name in TABLES if name not in NOW_TABLES}
+            newest = [segment for segment in live_segments(connection) if segment.kind is SegmentKind.NOW]
+            broken = [problem for segment in newest if (problem := examine(self.root, segment)) is not None]
+            tables |= now_tables_of(None if broken else connection)
         state = state_from(tables)
+        if broken:  # no bill rests on them, and the next pulls bring newer ones
+            _log.warning("newest snapshots are asked for again: %s", broken[0].sentence)
+            state = replace(state, segments=_with_now(state.segments, []))
         torn = []
         for segment in state.segments.values():
             found = _size(self.root / segment.file)
@@ -340,6 +380,12 @@ class Store:
                 path.unlink(missing_ok=True)
             elif 0 <= generation_of(path.name) < self._state.generation:
                 self._doomed.append((deadline, path))
+
+
+def _with_now(segments: dict[str, Segment], written: Sequence[Segment]) -> dict[str, Segment]:
+    """Live segments with the newest snapshots in `written` in place of those before."""
+    kept = {file: segment for file, segment in segments.items() if segment.kind is not SegmentKind.NOW}
+    return kept | {segment.file: segment for segment in written}
 
 
 def own(root: Path) -> int:

@@ -4,17 +4,16 @@ Columns of usage records and snapshots are read off the model's classes, so that
 lists the same columns; a test compares the two.
 """
 
-import types
-import typing
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
-from poolmeter.model.snapshot import DeviceSnapshot, ProcessSnapshot, SliceSnapshot, SourceHealth
+from poolmeter.model.now import NOW_PARTS, now_columns, wide_now_columns
 from poolmeter.model.units import DAY_US, HOUR_US
 from poolmeter.model.usage import RecordKind
-from poolmeter.model.wire import SCHEMA_VERSION, columns_of
+from poolmeter.model.wire import SCHEMA_VERSION, Column, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +34,7 @@ class SegmentKind(StrEnum):
     DEVICE_HOUR = "device_hour"
     SLICE_DAY = "slice_day"
     DEVICE_DAY = "device_day"
+    NOW = "now"  # the newest snapshots of all nodes; one segment at most is live
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class Field:
 # A day of a large card's memory in KiB x us passes 2^63, and DuckDB writes HUGEINT to Parquet as DOUBLE: decimal stays exact.
 WIDE = "DECIMAL(38,0)"
 _FROM_WIRE = {"int64": "BIGINT", "utf8": "VARCHAR", "bool": "BOOLEAN"}
-_FROM_PYTHON: dict[type, str] = {int: "BIGINT", str: "VARCHAR", bool: "BOOLEAN"}
 
 _QUARANTINE = (
     Field("node", "VARCHAR", False),
@@ -126,7 +125,9 @@ def rollups_of(source: SegmentKind) -> tuple[SegmentKind, ...]:
 
 def time_column(kind: SegmentKind) -> str:
     """The column that a segment's bounds (`min_minute_us`, `max_minute_us`) are taken of."""
-    return "received_us" if kind is SegmentKind.QUARANTINE else "first_minute_us" if kind in ROLLUPS else "minute_us"
+    if kind in ROLLUPS:
+        return "first_minute_us"
+    return {SegmentKind.QUARANTINE: "received_us", SegmentKind.NOW: "taken_us"}.get(kind, "minute_us")
 
 
 @cache
@@ -151,7 +152,9 @@ def segment_fields(kind: SegmentKind) -> tuple[Field, ...]:
             Field("first_minute_us", "BIGINT", False),
             Field("last_minute_us", "BIGINT", False),
         )
-    return tuple(Field(column.name, _FROM_WIRE[column.type], column.nullable) for column in columns_of(RecordKind(kind.value)))
+    if kind is SegmentKind.NOW:
+        return _from_columns(wide_now_columns())
+    return _from_columns(columns_of(RecordKind(kind.value)))
 
 
 @cache
@@ -182,26 +185,9 @@ VIEWS: dict[str, tuple[SegmentKind, Field, str]] = {
 }
 
 
-def record_fields(record_type: type) -> tuple[Field, ...]:
-    """The scalar fields of a model dataclass as columns; a record within the record (the hardware of a device) has none."""
-    hints = typing.get_type_hints(record_type)
-    columns = []
-    for field in fields(record_type):
-        parts = typing.get_args(hints[field.name]) if isinstance(hints[field.name], types.UnionType) else (hints[field.name],)
-        base = next(part for part in parts if part is not type(None))
-        if is_dataclass(base):
-            continue
-        columns.append(Field(field.name, _FROM_PYTHON[base], type(None) in parts))
-    return tuple(columns)
+def _from_columns(columns: Iterable[Column]) -> tuple[Field, ...]:
+    return tuple(Field(column.name, _FROM_WIRE[column.type], column.nullable) for column in columns)
 
-
-_NOW_KEY = (Field("node", "VARCHAR", False), Field("taken_us", "BIGINT", False))
-NOW_TYPES: dict[str, type] = {
-    "now_devices": DeviceSnapshot,
-    "now_slices": SliceSnapshot,
-    "now_processes": ProcessSnapshot,
-    "now_sources": SourceHealth,
-}
 
 TABLES: dict[str, tuple[Field, ...]] = {
     "meta": (
@@ -262,14 +248,8 @@ TABLES: dict[str, tuple[Field, ...]] = {
         Field("at_us", "BIGINT", False),
         Field("reason", "VARCHAR", False),
     ),
-    "now_nodes": (
-        *_NOW_KEY,
-        Field("epoch", "VARCHAR", False),
-        Field("sequence", "BIGINT", False),
-        Field("simulated", "BOOLEAN", False),
-        Field("pool", "VARCHAR", True),
-    ),
-    **{name: (*_NOW_KEY, *record_fields(record_type)) for name, record_type in NOW_TYPES.items()},
+    # Views over the one segment of newest snapshots.
+    **{name: _from_columns(now_columns(name)) for name in NOW_PARTS},
 }
 
 

@@ -48,6 +48,10 @@ class Exporter:
             metavar="URL",
             help="push OpenTelemetry metrics to this collector by HTTP ([exporter] otlp_endpoint, else nowhere)",
         )
+        parser.add_argument(
+            "--push", metavar="URL", help="push records to this poolmeter collector, which cannot reach this node ([exporter] push_url)"
+        )
+        parser.add_argument("--push-token-file", metavar="FILE", help="this node's token for --push ([exporter] push_token_file)")
 
     def run(self, args: argparse.Namespace) -> int:
         from poolmeter.exporter import daemon

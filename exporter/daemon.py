@@ -22,6 +22,7 @@ from poolmeter.exporter.bell import Bell
 from poolmeter.exporter.collectors.family import Outputs
 from poolmeter.exporter.control import ControlSocket, Request
 from poolmeter.exporter.plan import Live, Plan, plan_of
+from poolmeter.exporter.push import Push
 from poolmeter.exporter.sampling import SamplerProcess
 from poolmeter.exporter.spool import Spool
 from poolmeter.model.plain import to_plain
@@ -159,6 +160,9 @@ def serve(args: argparse.Namespace) -> int:
         pusher = _pusher(plan, agent)
         if pusher is not None:
             stack.callback(pusher.stop)
+        push = None if plan.push is None else Push(plan.push, plan.settings.node, agent)
+        if push is not None:
+            push.start()
         live = Live(args, plan, agent, sampler, face, guard, context, lambda section: who.take(build(section, own)))
         agent.outputs = lambda: Outputs(
             sampler_restarts=sampler.restarts,
@@ -170,6 +174,8 @@ def serve(args: argparse.Namespace) -> int:
         announce(server.url, args.ready_file)
         loop(agent, clock, bell, control, live.reload)
         agent.stop()
+        if push is not None:
+            push.finish(args.linger)
         linger(agent, args.linger)
     return 0
 

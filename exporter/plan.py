@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from poolmeter.config import AttributionSection, Config, load_config
 from poolmeter.errors import BadInput, PoolmeterError
 from poolmeter.exporter.agent import Agent, Settings
+from poolmeter.exporter.push import PushPlan, push_plan
 from poolmeter.exporter.sampling import SamplerProcess
 from poolmeter.exporter.webconfig import WebConfig, load_web_config
 from poolmeter.tokens import read_token
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("poolmeter.exporter")
 COMPAT = ("dcgm", "hami")
 # What the running daemon cannot change: it is built around it.
-_FIXED = ("host", "port", "consumers", "compat", "otlp_endpoint", "otlp_interval_s")
+_FIXED = ("host", "port", "consumers", "compat", "otlp_endpoint", "otlp_interval_s", "push")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Plan:
     compat: tuple[str, ...]
     otlp_endpoint: str | None
     otlp_interval_s: float
+    push: PushPlan | None
     attribution: AttributionSection
 
 
@@ -73,6 +75,12 @@ def plan_of(args: argparse.Namespace) -> Plan:
         compat=tuple(dict.fromkeys(args.compat or section.compat)),
         otlp_endpoint=endpoint,
         otlp_interval_s=section.otlp_interval_s,
+        push=push_plan(
+            args.push or section.push_url,
+            Path(args.push_token_file) if args.push_token_file else section.push_token_file,
+            section.push_ca_file,
+            section.push_interval_s,
+        ),
         attribution=config.attribution,
     )
 

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from poolmeter.errors import BadInput, Refused, Unavailable
 from poolmeter.exporter.agent import Agent
+from poolmeter.exporter.answer import usage_answer
 from poolmeter.exporter.compat import PAGES
 from poolmeter.exporter.scrape import Scrapes, newest
 from poolmeter.model.plain import to_plain
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("poolmeter.exporter")
 ARROW = "application/vnd.apache.arrow.stream"
 BODY_LIMIT = 65_536
+KEEP_ALIVE_S = 75  # longer than collectors and Prometheus wait between two questions
 
 
 class Face:
@@ -70,23 +72,19 @@ class Face:
         return Response(answer.body, headers=answer.headers)
 
     def usage(self, request: Request) -> Response:
-        """Records after EPOCH,SEQUENCE as an Arrow stream; from the spool's start without `after`, or for another epoch."""
-        from poolmeter import arrow
+        """Records after EPOCH,SEQUENCE as an Arrow stream; from the spool's start without `after`, or for another epoch.
 
-        spool = self._agent.spool
+        With `snapshot=arrow` the newest snapshot stands behind it, as another Arrow stream, from byte X-Poolmeter-Snapshot on (nothing
+        before the first look): who asks both every few seconds for a thousand nodes needs half the requests.
+        """
         try:
             epoch, sequence = parse_after(request.query_params.get("after"))
             limit = _number(request.query_params.get("limit", "50000"), "limit", 1, 500_000)
         except BadInput as error:
             return _error(400, str(error))
-        batch = spool.read(epoch, sequence, limit)
-        headers = {
-            "X-Poolmeter-Node": self._agent.settings.node,
-            "X-Poolmeter-Epoch": spool.epoch,
-            "X-Poolmeter-Last-Sequence": str(batch.last),
-            "X-Poolmeter-More": "true" if batch.more else "false",
-        }
-        return Response(arrow.to_bytes(arrow.to_table(batch.records)), media_type=ARROW, headers=headers)
+        snapshot = request.query_params.get("snapshot") == "arrow"
+        answer = usage_answer(self._agent, self._agent.settings.node, epoch, sequence, limit, snapshot)
+        return Response(answer.body, media_type=ARROW, headers=answer.headers)
 
     async def acknowledge(self, request: Request) -> Response:
         """Note what a consumer has stored. 401 without the token, 400 for a bad body or consumer, 409 for another epoch or a sequence ahead."""
@@ -216,6 +214,7 @@ class Server:
             lifespan="off",
             loop="asyncio",  # the one loop whose TLS takes a context that changes
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
             ssl_context_factory=None if context is None else lambda *_: context,
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from poolmeter.books.place import check_url
 from poolmeter.errors import BadInput
@@ -93,6 +93,10 @@ class ExporterSection(_Section):
     compat: Annotated[tuple[Literal["dcgm", "hami"], ...], AfterValidator(_different)] = ()
     otlp_endpoint: Url | None = None
     otlp_interval_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
+    push_url: Url | None = None
+    push_token_file: Path | None = None
+    push_ca_file: Path | None = None
+    push_interval_s: Annotated[float, Field(ge=0.2, le=3600)] = 15.0
 
 
 def _order(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -158,6 +162,89 @@ class AttributionSection(_Section):
     user_tenant: Annotated[str, _form("user")] = ""
 
 
+class DiscoverySection(_Section):
+    """What every kind of discovery has: the scheme of targets that name none."""
+
+    scheme: Literal["http", "https"] = "http"
+
+
+class FileDiscovery(DiscoverySection):
+    """A file of exporters: a URL a line, or TOML."""
+
+    type: Literal["file"]
+    path: Path
+    refresh_s: Annotated[float, Field(ge=0.2, le=3600)] = 5.0
+
+
+class FileSdDiscovery(DiscoverySection):
+    """Files of Prometheus' file_sd, by name or pattern."""
+
+    type: Literal["file_sd"]
+    files: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_different)]
+    refresh_s: Annotated[float, Field(ge=0.2, le=3600)] = 5.0
+
+
+class HttpSdDiscovery(DiscoverySection):
+    """A URL of Prometheus' http_sd."""
+
+    type: Literal["http_sd"]
+    url: Url
+    refresh_s: Annotated[float, Field(ge=0.2, le=3600)] = 60.0
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+
+class DnsDiscovery(DiscoverySection):
+    """Names whose records are exporters."""
+
+    type: Literal["dns"]
+    names: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100), AfterValidator(_different)]
+    record: Literal["A", "AAAA", "SRV"] = "A"
+    port: Annotated[int, Field(strict=True, ge=1, le=65535)] = 9877
+    server: Name | None = None
+    refresh_s: Annotated[float, Field(ge=0.2, le=3600)] = 30.0
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+
+
+class KubernetesDiscovery(DiscoverySection):
+    """The endpoints of services in one namespace."""
+
+    type: Literal["kubernetes"]
+    selector: Name
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] | None = None
+    port: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,15}$")] = ""
+    api_server: Url | None = None
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+
+
+AnyDiscovery = Annotated[
+    FileDiscovery | FileSdDiscovery | HttpSdDiscovery | DnsDiscovery | KubernetesDiscovery, Field(discriminator="type")
+]
+
+
+def _peer_parts(value: str) -> tuple[str, str]:
+    name, _, url = value.partition("=")
+    return name.strip(), url.strip().rstrip("/")
+
+
+def _peer(value: str) -> str:
+    name, url = _peer_parts(value)
+    try:
+        return f"{_name(name)}={_url(url)}"
+    except ValueError:
+        raise ValueError("a name and a URL, as a=http://127.0.0.1:9878") from None
+
+
+def _different_peers(values: tuple[str, ...]) -> tuple[str, ...]:
+    parts = [_peer_parts(value) for value in values]
+    if len({name for name, _ in parts}) != len(parts) or len({url for _, url in parts}) != len(parts):
+        raise ValueError("each name and each URL once")
+    return values
+
+
 class CollectorSection(_Section):
     """The collector: where it listens, which exporters it pulls, how often."""
 
@@ -174,6 +261,18 @@ class CollectorSection(_Section):
     minute_days: Days = 400
     hour_days: Annotated[Days, Field(validate_default=True)] = 731
     quarantine_days: Days = 30
+    discovery: tuple[AnyDiscovery, ...] = ()
+    discovery_limit: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 5000
+    gone_hours: Annotated[int, Field(strict=True, ge=1, le=8760)] = 24
+    push_tokens_file: Path | None = None
+    member: Name | None = None
+    peers: Annotated[tuple[Annotated[str, AfterValidator(_peer)], ...], AfterValidator(_different_peers)] = ()
+    peer_timeout_s: Annotated[float, Field(ge=0.5, le=3600)] = 60.0
+
+    @property
+    def members(self) -> dict[str, str]:
+        """The collectors that share the nodes, name to URL."""
+        return dict(_peer_parts(peer) for peer in self.peers)
 
     @field_validator("hour_days")
     @classmethod
@@ -181,6 +280,12 @@ class CollectorSection(_Section):
         if value < info.data.get("minute_days", value):
             raise ValueError(f"minute_days ({info.data['minute_days']}) or more")
         return value
+
+    @model_validator(mode="after")
+    def _is_a_member(self) -> "CollectorSection":
+        if (self.member is None) != (not self.peers) or (self.member is not None and self.member not in self.members):
+            raise ValueError("member names one of peers, which lists every collector, this one too; or neither is given")
+        return self
 
 
 class EnforcerSection(_Section):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from poolmeter import arrow
+from poolmeter import arrow, now
 from poolmeter.collector.catalog import query
 from poolmeter.collector.check import Expected, check_usage
 from poolmeter.collector.store import Batch
@@ -77,7 +77,10 @@ def snapshot(node: str, epoch: str, taken_us: int, sequence: int = 0) -> Snapsho
 
 @dataclass
 class FakeExporter:
-    """Serves `spool` to any number of pulls until it is acknowledged. `acked` keeps every acknowledged sequence, `served` each answer."""
+    """Serves `spool` to any number of pulls until it is acknowledged. `acked` keeps every acknowledged sequence, `asked` each position.
+
+    `old`: it knows its snapshot as a JSON page alone; `arrow_snapshot` is what stands behind the records in place of the snapshot.
+    """
 
     node: str = "n1"
     epoch: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -92,6 +95,9 @@ class FakeExporter:
     body: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
     snapshot_body: bytes | None = None
+    arrow_snapshot: bytes | None = None
+    old: bool = False
+    json_snapshots: int = 0
     hang: bool = False
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -135,9 +141,14 @@ class FakeExporter:
             "X-Poolmeter-More": "true" if len(waiting) > len(page) else "false",
         } | self.headers
         body = arrow.to_bytes(arrow.to_table(page)) if self.body is None else self.body
+        if request.query.get("snapshot") == "arrow" and not self.old:
+            headers.setdefault("X-Poolmeter-Snapshot", str(len(body)))
+            plain = snapshot(self.node, self.epoch, 1_800_000_000_000_000)
+            body += now.to_bytes(now.now_tables(plain)) if self.arrow_snapshot is None else self.arrow_snapshot
         return web.Response(body=body, headers=headers)
 
     async def _snapshot(self, request: web.Request) -> web.Response:
+        self.json_snapshots += 1
         if self.snapshot_body is not None:
             return web.Response(body=self.snapshot_body)
         return web.json_response(to_plain(snapshot(self.node, self.epoch, 1_800_000_000_000_000)))

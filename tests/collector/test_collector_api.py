@@ -23,7 +23,7 @@ from poolmeter.collector.api import ARROW, ApiState, create_app
 from poolmeter.collector.check import RULES, Expected, check_usage
 from poolmeter.collector.now import newest
 from poolmeter.collector.publisher import Publisher
-from poolmeter.collector.pull import NodeStatus
+from poolmeter.collector.reception import NodeStatus
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Batch, Store
 from poolmeter.config import CollectorSection

@@ -1,101 +1,23 @@
 """The real process: ready file, SIGTERM, refusals at the start, and kill -9 at any moment with nothing lost and nothing twice."""
 
 import asyncio
-import contextlib
-import json
-import os
 import random
-import signal
 import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from collector_fakes import FakeExporter, records
+from collector_daemon import Daemon, exporters, fetch, refused, stored, until
+from collector_fakes import records
 
-from poolmeter.collector.catalog import open_catalog
-from poolmeter.collector.daemon import Names
+from poolmeter.collector.pullers import Names
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Store
 from poolmeter.collector.tables import STORE_VERSION
-from poolmeter.errors import Unavailable
 from poolmeter.model.units import DAY_US, MINUTE_US
 
 NOW = time.time_ns() // 1000 // MINUTE_US * MINUTE_US
-SEQUENCES = (
-    "SELECT node, sequence FROM device_minutes UNION ALL SELECT node, sequence FROM slice_minutes "
-    "UNION ALL SELECT node, sequence FROM process_minutes UNION ALL SELECT node, sequence FROM event_log"
-)
-
-
-class Daemon:
-    """A collector process on a data folder."""
-
-    def __init__(self, data: Path, nodes: str, *more: str) -> None:
-        self.data, self.ready = data, data / "collector.ready"
-        self.ready.unlink(missing_ok=True)
-        words = ["collector", "--port", "0", "--interval", "0.2", "--nodes", nodes, "--data", str(data), "--ready-file", str(self.ready)]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("POOLMETER_")}
-        self.log = (data / "collector.log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "poolmeter.cli", *words, *more], env=environment, stderr=self.log, stdout=self.log
-        )
-
-    async def url(self) -> str:
-        await until(lambda: self.ready.exists() or self.process.poll() is not None)
-        assert self.process.poll() is None, (self.data / "collector.log").read_text()
-        found = json.loads(self.ready.read_text())
-        assert found["pid"] == self.process.pid
-        return str(found["url"])
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.log.close()
-
-    async def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        code = await asyncio.to_thread(self.process.wait, 30)
-        self.log.close()
-        return code
-
-
-async def until(done: Callable[[], object], seconds: float = 30.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not done():
-            await asyncio.sleep(0.01)
-
-
-def stored(data: Path) -> dict[str, list[int]]:
-    try:
-        with open_catalog(data / "store") as connection:
-            rows = connection.execute(f"SELECT node, list(sequence ORDER BY sequence) FROM ({SEQUENCES}) GROUP BY node").fetchall()
-    except Unavailable:
-        return {}
-    return dict(rows)
-
-
-@contextlib.asynccontextmanager
-async def exporters(*names: str) -> AsyncIterator[list[FakeExporter]]:
-    fakes = [await FakeExporter(name).start() for name in names]
-    try:
-        yield fakes
-    finally:
-        for fake in fakes:
-            await fake.stop()
-
-
-async def fetch(url: str) -> dict[str, object]:
-    def get() -> dict[str, object]:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            found: dict[str, object] = json.load(answer)
-            return found
-
-    return await asyncio.to_thread(get)
 
 
 async def test_it_serves_pulls_and_ends_with_a_last_pull(tmp_path: Path) -> None:
@@ -192,18 +114,6 @@ async def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
         connection.execute("UPDATE meta SET store_version = 7")
     code, said = await refused(tmp_path, "--port", "0")
     assert code == 2 and f"has version 7, expected {STORE_VERSION}" in said
-
-
-async def refused(data: Path, *words: str) -> tuple[int, str]:
-    given = ["collector", *([] if "--data" in words else ["--data", str(data)]), *words]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("POOLMETER_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "poolmeter.cli", *given, env=environment, stderr=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(30):
-        _, errors = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, errors.decode()
 
 
 def test_names_belong_to_the_first_and_last() -> None:

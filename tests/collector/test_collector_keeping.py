@@ -82,6 +82,13 @@ def flip(path: Path) -> None:
     path.write_bytes(body)
 
 
+def newest_snapshots(root: Path) -> Path:
+    """The one live segment of newest snapshots; those before it wait for their readers' grace beside it."""
+    files = query(root, "SELECT file FROM segments WHERE kind = 'now'").column(0).to_pylist()
+    assert len(files) == 1
+    return root / files[0]
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "size": lambda path: os.truncate(path, path.stat().st_size - 7),
@@ -318,6 +325,48 @@ def test_a_view_of_nothing_but_a_torn_segment_says_so_when_asked(tmp_path: Path)
             query(tmp_path, "SELECT * FROM slice_minutes")
 
 
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), flip, lambda path: os.truncate(path, 5)])
+def test_damaged_newest_snapshots_stop_nothing_and_lose_nothing(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    filled(tmp_path)
+    damage(victim := newest_snapshots(tmp_path))
+    assert [problem.file for problem in audit(tmp_path).problems] == [str(victim.relative_to(tmp_path))]
+    with Store(tmp_path) as store:
+        assert not store.state.now and not any(segment.kind is SegmentKind.NOW for segment in store.state.segments.values())
+        store.publish([batch([slice_("n1", EPOCH, 99, DAY)])], now_us=NOW)
+        assert scalar(tmp_path, "SELECT count(*) FROM now_nodes") == 0
+        store.publish([], [newest(snapshot("n0", EPOCH, NOW))], now_us=NOW)
+    assert scalar(tmp_path, "SELECT count(*) FROM now_nodes") == 1
+    assert audit(tmp_path).problems == []
+
+
+def test_newest_snapshots_that_are_torn_meanwhile_are_replaced_by_the_next(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with Store(tmp_path) as store:
+        victim = newest_snapshots(tmp_path)
+        os.truncate(victim, 5)
+        store.publish([batch([slice_("n1", EPOCH, 99, DAY)])], now_us=NOW)
+        assert str(victim.relative_to(tmp_path)) in store.damaged
+        with pytest.raises(DataError, match=f"{victim.name} of the store is damaged"):
+            query(tmp_path, "SELECT * FROM now_nodes")
+        store.publish([], [newest(snapshot("n0", EPOCH, NOW))], now_us=NOW)
+        assert store.damaged == {} and scalar(tmp_path, "SELECT count(*) FROM now_nodes") == 1
+
+
+def test_newest_snapshots_are_set_aside_without_a_loss(tmp_path: Path) -> None:
+    filled(tmp_path)
+    flip(victim := newest_snapshots(tmp_path))
+    assert aside.set_aside(tmp_path, [victim.name], NOW) == []
+    assert audit(tmp_path).problems == [] and not victim.exists()
+
+
+def test_upkeep_leaves_newest_snapshots_alone(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with Store(tmp_path) as store:
+        before = [segment for segment in store.state.segments.values() if segment.kind is SegmentKind.NOW]
+        maintain(store, NOW + 3000 * DAY_US, Retention(), at_once=True)
+        assert before == [segment for segment in store.state.segments.values() if segment.kind is SegmentKind.NOW] != []
+
+
 def test_a_backup_comes_back_bit_for_bit_with_the_books(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = CollectorData(tmp_path / "data")
     filled(data.store)
@@ -445,7 +494,8 @@ def test_a_store_of_each_older_version_is_brought_to_this_one(tmp_path: Path, ca
     before = tree(root / "segments")
     code, report, _ = poolmeter(capsys, "store", "migrate", "--data", str(tmp_path))
     assert code == 0 and report["rows"][0]["version_before"] == version
-    assert tree(root / "segments") == before
+    after = tree(root / "segments")
+    assert before.items() <= after.items() and all(name.startswith("now/") for name in after.keys() - before.keys())
     assert [sequence for *_, sequence in stored(root)] == [*range(1, 10), *range(11, 41), *range(45, 49)]
     assert query(root, "SELECT first_sequence, last_sequence FROM sequences ORDER BY 1").to_pylist() == [
         {"first_sequence": 1, "last_sequence": 40},

@@ -9,16 +9,19 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from collector_fakes import FakeExporter, device, event, records
+from collector_fakes import FakeExporter, device, event, records, snapshot
 
+from poolmeter import now
 from poolmeter.books.writer import Books
 from poolmeter.clock import ManualClock
 from poolmeter.collector import pull as pull_module
+from poolmeter.collector import store as store_module
 from poolmeter.collector.catalog import query
-from poolmeter.collector.daemon import Names
 from poolmeter.collector.events import take_outcomes
+from poolmeter.collector.now import newest
 from poolmeter.collector.publisher import Publisher, Update
 from poolmeter.collector.pull import NodePuller, PullSettings
+from poolmeter.collector.pullers import Names, Pullers
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Batch, Store
 from poolmeter.errors import Unavailable
@@ -217,7 +220,7 @@ async def test_an_answer_scattered_over_thousands_of_days_is_refused(rig: Rig, e
 
 
 async def test_a_broken_snapshot_stops_no_usage(rig: Rig, exporter: FakeExporter) -> None:
-    exporter.snapshot_body = b'{"node": "n2"}'
+    exporter.old, exporter.snapshot_body = True, b'{"node": "n2"}'
     exporter.add(records("n1", exporter.epoch, 1, 4, DAY))
     puller = rig.puller(exporter)
     assert await puller.pull()
@@ -327,3 +330,121 @@ async def test_a_failing_node_is_asked_less_often(rig: Rig, exporter: FakeExport
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert max(waits) <= 0.2 * 8 * 1.1 and waits[3] > waits[0]
+
+
+async def test_nodes_that_are_gone_are_forgotten_in_time_and_beyond_a_number(rig: Rig) -> None:
+    rows = {f"http://g{n}": NodeRow(f"http://g{n}", f"g{n}", None, NOW - n * HOUR_US, "gone", "moved") for n in range(6)}
+    rows["http://up"] = NodeRow("http://up", "up", None, NOW - 9 * HOUR_US, "up")
+    rig.store.publish(nodes=list(rows.values()))
+    pullers = Pullers(rows, rig.session, rig.publisher, PullSettings("collector", None, 0.2, 5.0), ManualClock(NOW), lambda _: None)
+
+    async def left() -> set[str]:
+        await rig.publisher.publish(Update(rows["http://up"]))
+        return {row["node"] for row in query(rig.store.root, "SELECT node FROM nodes").to_pylist()}
+
+    pullers.forget_gone(NOW - 4 * HOUR_US, 10)
+    assert await left() == {"g0", "g1", "g2", "g3", "g4", "up"}
+    pullers.forget_gone(NOW - 100 * HOUR_US, 2)
+    assert await left() == {"g0", "g1", "up"}
+    # What is forgotten once is no rule for ever: its row may come again.
+    rig.store.publish(nodes=[rows["http://g5"]])
+    assert await left() == {"g0", "g1", "g5", "up"}
+    # One that never answered leaves no line.
+    pullers.add("http://127.0.0.1:9")
+    await pullers.remove("http://127.0.0.1:9", gone="named no more")
+    assert await left() == {"g0", "g1", "g5", "up"}
+
+
+async def test_nodes_come_and_go_while_it_runs(rig: Rig, exporter: FakeExporter) -> None:
+    other = await FakeExporter("n2").start()
+    moved = await FakeExporter("n1", epoch=exporter.epoch).start()
+    settings = PullSettings("collector", None, 0.2, 5.0)
+    pullers = Pullers({}, rig.session, rig.publisher, settings, ManualClock(NOW), lambda _: None)
+
+    def states() -> dict[str, str]:
+        return {row["url"]: row["state"] for row in query(rig.store.root, "SELECT url, state FROM nodes").to_pylist()}
+
+    async def acked(fake: FakeExporter, last: int) -> None:
+        async with asyncio.timeout(30):
+            while fake.acked_through < last:
+                await asyncio.sleep(0.01)
+
+    try:
+        exporter.add(records("n1", exporter.epoch, 1, 4, DAY))
+        await pullers.assign([exporter.url])
+        await acked(exporter, 4)
+        other.add(records("n2", other.epoch, 1, 4, DAY))
+        await pullers.assign([exporter.url, other.url])
+        await acked(other, 4)
+        assert pullers.urls == {exporter.url, other.url} and states() == {exporter.url: "up", other.url: "up"}
+        # The node leaves one address for another: its name is free again, its rows go on where they were.
+        await pullers.remove(exporter.url, gone="discovery names it no more")
+        assert states() == {exporter.url: "gone", other.url: "up"}
+        assert query(rig.store.root, "SELECT node FROM now_nodes").column(0).to_pylist() == ["n2"]
+        moved.add(records("n1", exporter.epoch, 3, 4, DAY))
+        await pullers.assign([moved.url, other.url])
+        await acked(moved, 6)
+        assert rig.stored() == [1, 2, 3, 4, 5, 6]
+        asked = len(exporter.asked)
+        await pullers.assign([exporter.url, moved.url])
+        async with asyncio.timeout(30):
+            while states().get(exporter.url) != "refused":
+                await asyncio.sleep(0.01)
+        assert len(exporter.asked) > asked and other.url not in states()
+    finally:
+        await pullers.stop()
+        for fake in (other, moved):
+            await fake.stop()
+
+
+async def test_an_old_exporters_snapshot_is_asked_for_as_a_page(rig: Rig, exporter: FakeExporter) -> None:
+    exporter.old = True
+    assert await rig.puller(exporter).pull()
+    assert exporter.json_snapshots == 1
+    assert query(rig.store.root, "SELECT node, memory_limit_bytes FROM now_slices").to_pylist() == [
+        {"node": "n1", "memory_limit_bytes": 1 << 30}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("behind", "said"),
+    [
+        (b"", "none was taken yet"),
+        (b"\xff" * 40, "no snapshot: usage body"),
+        (now.to_bytes(now.now_tables(snapshot("n2", "e", 1))), "snapshot is of node 'n2', expected 'n1'"),
+    ],
+)
+async def test_a_wrong_snapshot_behind_the_records_keeps_no_record_out(rig: Rig, exporter: FakeExporter, behind: bytes, said: str) -> None:
+    exporter.arrow_snapshot = behind
+    exporter.add(records("n1", exporter.epoch, 1, 4, DAY))
+    puller = rig.puller(exporter)
+    assert await puller.pull()
+    assert exporter.acked == [1, 2, 3, 4] and exporter.json_snapshots == 0
+    assert said in (puller.status.row.reason or "")
+    assert query(rig.store.root, "SELECT node FROM now_nodes").num_rows == 0
+
+
+async def test_many_snapshots_are_written_apart_from_publications(
+    rig: Rig, exporter: FakeExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "NOW_INLINE", 0)
+    assert await rig.puller(exporter).pull()
+    async with asyncio.timeout(30):
+        while query(rig.store.root, "SELECT node FROM now_slices").column(0).to_pylist() != ["n1"]:
+            await asyncio.sleep(0.01)
+    assert not rig.store.now_waits
+    assert [segment.kind.value for segment in rig.store.state.segments.values()] == ["now"]
+
+
+async def test_newest_snapshots_that_are_damaged_keep_no_collector_from_starting(rig: Rig, exporter: FakeExporter) -> None:
+    exporter.add(records("n1", exporter.epoch, 1, 4, DAY))
+    assert await rig.puller(exporter).pull()
+    root = rig.store.root
+    (segment,) = [found for found in rig.store.state.segments.values() if found.kind.value == "now"]
+    rig.store.close()
+    (root / segment.file).write_bytes(b"torn")
+    with Store(root) as again:
+        assert again.state.now == {} and rig.stored() == [1, 2, 3, 4]
+        again.publish([], [newest(snapshot("n1", exporter.epoch, NOW))])
+        assert query(root, "SELECT node FROM now_nodes").column(0).to_pylist() == ["n1"]
+    rig.store = Store(root)

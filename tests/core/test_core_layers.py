@@ -67,12 +67,16 @@ def test_the_contract_names_every_module_of_the_collector() -> None:
     listed = next(
         set(contract["forbidden_modules"]) for contract in contracts if "poolmeter.dashboards" in contract.get("source_modules", ())
     )
-    modules = {f"poolmeter.collector.{path.stem}" for path in (ROOT / "collector").glob("*.py")}
+    folder = ROOT / "collector"
+    modules = {
+        f"poolmeter.collector.{path.stem}" for path in (*folder.glob("*.py"), *(path.parent for path in folder.glob("*/__init__.py")))
+    }
     assert listed == modules - {"poolmeter.collector.__init__", "poolmeter.collector.catalog"}
 
 
 # The name of a package where it is not the name of its module.
 PACKAGES = {
+    "dns": "dnspython",
     "google": "protobuf",
     "grpc": "grpcio",
     "opentelemetry": "opentelemetry-proto",

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolmeter import arrow
+from poolmeter import arrow, now
 from poolmeter.errors import DataError
 from poolmeter.model import decision, snapshot
 from poolmeter.model.allocation import Allocation
+from poolmeter.model.now import NOW_FIELDS, NOW_PARTS, NOW_TYPES, NOW_VERSION, now_columns, wide_now_columns
 from poolmeter.model.plain import canonical_json, from_plain, to_plain
 from poolmeter.model.usage import RECORD_TYPES, RecordKind, UsageRecord, kind_of
 from poolmeter.model.wire import SCHEMA_VERSION, record_from, wire_columns
@@ -80,6 +81,82 @@ def test_the_wire_is_what_the_golden_file_of_this_version_says() -> None:
     found = [dataclasses.asdict(column) for column in wire_columns()]
     golden = GOLDEN / f"wire-{SCHEMA_VERSION}.json"
     assert json.loads(golden.read_text()) == found
+
+
+@st.composite
+def any_snapshot(draw: st.DrawFn) -> snapshot.Snapshot:
+    def parts(record_type: type) -> Any:
+        return st.lists(st.builds(record_type, **columns_of_part(record_type)), max_size=3).map(tuple)
+
+    head = {name: draw(kind) for name, kind in columns_of_part(snapshot.Snapshot).items()}
+    return snapshot.Snapshot(**head, **{field: draw(parts(NOW_TYPES[name])) for name, field in NOW_FIELDS.items()})
+
+
+def columns_of_part(record_type: type) -> dict[str, st.SearchStrategy[Any]]:
+    hints = typing.get_type_hints(record_type)
+    scalar = {name for name, hint in hints.items() if {*typing.get_args(hint), hint} & {int, str, bool}}
+    scalar -= {name for name, hint in hints.items() if typing.get_origin(hint) is tuple}
+    stand_in = dataclasses.make_dataclass("StandIn", [(name, hints[name]) for name in scalar])
+    return columns(stand_in)
+
+
+@given(any_snapshot())
+def test_the_newest_snapshot_survives_arrow(made: snapshot.Snapshot) -> None:
+    tables = now.now_tables(made)
+    found = now.from_bytes(now.to_bytes(tables), made.node)
+    assert {name: table.to_pylist() for name, table in found.items()} == {name: table.to_pylist() for name, table in tables.items()}
+    for name, field in NOW_FIELDS.items():
+        keys = [column.name for column in now_columns(name)[2:]]
+        assert [[row[key] for key in keys] for row in found[name].to_pylist()] == [
+            [getattr(part, key) for key in keys] for part in getattr(made, field)
+        ]
+
+
+def test_the_snapshots_wire_is_what_the_golden_files_say() -> None:
+    """A changed column is a new version: add golden files, keep the old ones readable."""
+    assert json.loads((GOLDEN / f"now-{NOW_VERSION}.json").read_text()) == [dataclasses.asdict(column) for column in wide_now_columns()]
+    for path in GOLDEN.glob("now-*.arrow"):
+        tables = now.from_bytes(path.read_bytes(), "golden")
+        assert {name: table.num_rows for name, table in tables.items()} == dict.fromkeys(NOW_PARTS, 1)
+        assert tables["now_slices"].column("tenant").to_pylist() == ["tenant"]
+
+
+GOOD = snapshot.Snapshot(
+    node="n", epoch="e", sequence=1, taken_us=2, simulated=False,
+    sources=(snapshot.SourceHealth(source="nvml", ok=True, at_us=1, duration_us=1),),
+)  # fmt: skip
+
+
+@given(st.data())
+def test_a_damaged_snapshot_is_refused_or_read(data: st.DataObject) -> None:
+    body = bytearray(now.to_bytes(now.now_tables(GOOD)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(DataError):
+        now.from_bytes(bytes(body[: data.draw(st.sampled_from([len(body), len(body) - 9, len(body) // 2]))]), "n")
+
+
+def test_a_foreign_snapshot_is_refused_by_name() -> None:
+    import pyarrow as pa
+
+    wide = now.widened("now_nodes", now.now_tables(GOOD)["now_nodes"])
+
+    def refused(table: pa.Table, node: str = "n") -> str:
+        with pytest.raises(DataError) as caught:
+            now.from_bytes(arrow.to_bytes(table), node)
+        return str(caught.value)
+
+    assert "expected 'm'" in refused(wide, "m")
+    assert "2.0, expected 1.x" in refused(wide.replace_schema_metadata({now.METADATA_KEY: b"2.0"}))
+    assert "column part is there 0 times" in refused(wide.drop_columns(["part"]))
+    assert "column tenant is there 2 times" in refused(wide.append_column("tenant", wide.column("tenant")))
+    assert "column sequence is string" in refused(wide.set_column(wide.column_names.index("sequence"), "sequence", pa.array(["1"])))
+    assert "0 rows of its node" in refused(wide.slice(0, 0))
+    assert "2 rows of its node" in refused(pa.concat_tables([wide, wide]).combine_chunks())
+    assert "holds 1 nulls in now_nodes" in refused(wide.set_column(wide.column_names.index("epoch"), "epoch", pa.nulls(1, pa.utf8())))
+    assert "parts ['card']" in refused(wide.set_column(0, pa.field("part", pa.utf8(), False), pa.array(["card"])))
+    newer = wide.append_column("later", pa.array([1])).replace_schema_metadata({now.METADATA_KEY: b"1.9"})
+    assert now.from_bytes(arrow.to_bytes(newer), "n")["now_nodes"].column("epoch").to_pylist() == ["e"]
 
 
 ALLOCATION = {

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from exporter_fakes import Node
 
-from poolmeter import arrow
+from poolmeter import arrow, now
 from poolmeter.errors import Unavailable
 from poolmeter.exporter.server import Face, Server, listen
 from poolmeter.model.plain import from_plain
@@ -151,3 +151,27 @@ def test_a_port_that_is_taken() -> None:
         listen("127.0.0.1", port)
     assert caught.value.exit_code == 3
     first.close()
+
+
+def test_records_and_snapshot_in_one_answer(node: Node, url: str) -> None:
+    _, plain, headers = get(f"{url}/v1/usage")
+    assert "x-poolmeter-snapshot" not in headers
+    _, body, headers = get(f"{url}/v1/usage?snapshot=arrow")
+    at = int(headers["x-poolmeter-snapshot"])
+    assert body[:at] == plain
+    tables = now.from_bytes(body[at:], "node-a")
+    whole = from_plain(Snapshot, json.loads(get(f"{url}/v1/snapshot")[1]))
+    assert tables["now_nodes"].column("taken_us").to_pylist() == [whole.taken_us]
+    assert tables["now_slices"].column("memory_limit_bytes").to_pylist() == [part.memory_limit_bytes for part in whole.slices]
+    assert tables["now_sources"].column("source").to_pylist() == [part.source for part in whole.sources]
+
+
+def test_before_the_first_look_there_is_no_snapshot_behind_the_records(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poolmeter.exporter.answer.newest", lambda _: None)
+    server = Server(Face(node.agent, TOKEN).application(), listen("127.0.0.1", 0))
+    server.start()
+    try:
+        _, body, headers = get(f"{server.url}/v1/usage?snapshot=arrow")
+        assert int(headers["x-poolmeter-snapshot"]) == len(body)
+    finally:
+        server.stop()

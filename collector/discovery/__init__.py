@@ -1,0 +1,1 @@
+"""Which exporters there are: sources that name them, watched while the collector runs."""
