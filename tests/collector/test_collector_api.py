@@ -74,7 +74,11 @@ async def test_writing_needs_the_token_where_reading_needs_none(state: ApiState)
 
 @pytest.mark.parametrize(
     ("path", "known"),
-    [("/v1/usage?by=tenant", "kind or from or to"), ("/v1/decisions?stat=approved", "state or node"), ("/v1/nodes?node=n1", "none")],
+    [
+        ("/v1/usage?by=tenant", "kind or tier or from or to"),
+        ("/v1/decisions?stat=approved", "state or node"),
+        ("/v1/nodes?node=n1", "none"),
+    ],
 )
 async def test_a_parameter_that_is_not_known_is_refused(state: ApiState, path: str, known: str) -> None:
     """A filter that is silently ignored answers for everything."""
@@ -224,7 +228,8 @@ async def test_openapi_holds_every_route_and_the_routes_of_other_components(stat
         return PlainTextResponse("42")
 
     app = create_app(state, [Route("/v1/chargeback", extra)])
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://collector") as http:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://collector", headers=headers) as http:
         document = (await http.get("/openapi.json")).json()
         assert (await http.get("/v1/chargeback")).text == "42"
     assert document["openapi"].startswith("3.")
@@ -236,6 +241,12 @@ async def test_openapi_holds_every_route_and_the_routes_of_other_components(stat
         "kind",
         "from",
         "to",
+        "tier",
+        "node",
+        "tenant",
+        "allocation",
+        "device",
+        "columns",
         "limit",
         "cursor",
     }

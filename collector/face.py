@@ -1,0 +1,117 @@
+"""The collector's face to the network: who may ask and over what, by files that are read again at SIGHUP; and the server behind it."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from poolmeter.books.writer import Books
+from poolmeter.collector.auth import Authority, Caller, Credentials, Role
+from poolmeter.errors import BadInput, PoolmeterError
+from poolmeter.tokens import make_token, read_token
+from poolmeter.web.config import WebConfig
+from poolmeter.web.guard import Admission
+from poolmeter.web.protocol import PatientProtocol
+from poolmeter.web.tls import RotatingContext
+
+_log = logging.getLogger("poolmeter.collector")
+CONNECTIONS_MOST = 512
+
+
+@dataclass(frozen=True)
+class Face:
+    """What the files say: the web configuration, and the token of `api_token_file` (None: only writing asks for one, the data folder's)."""
+
+    web: WebConfig
+    token: str | None
+
+
+class LiveFace:
+    """The face in force. Raises BadInput or Unavailable at the start; later what cannot be taken leaves everything as it was."""
+
+    def __init__(self, read: Callable[[], Face], data: Path, books: Books) -> None:
+        self._read, self._data = read, data
+        face = read()
+        tls = face.web.tls_server_config
+        self.context = None if tls is None else RotatingContext(tls)
+        self.reload_ok: bool | None = None
+        self.authority = Authority(Credentials(**self._known(face), web=Admission(face.web), find=_find(books), issued=_issued(books)))
+
+    @property
+    def scheme(self) -> str:
+        """http or https."""
+        return "http" if self.context is None else "https"
+
+    def reload(self) -> None:
+        """Read every file again: all of it is taken, or nothing, which is said."""
+        try:
+            face = self._read()
+            tls = face.web.tls_server_config
+            if (tls is None) != (self.context is None):
+                raise BadInput("the web configuration turns TLS on or off, expected that only at a start")
+            known = self._known(face)
+            if self.context is not None and tls is not None:
+                self.context.replace(tls)
+        except (PoolmeterError, OSError) as error:
+            self.reload_ok = False
+            _log.error("the configuration was not reloaded: %s; what was in force stays", error)
+            return
+        credentials = self.authority.credentials
+        credentials.token, credentials.open_reading = known["token"], known["open_reading"]
+        assert credentials.web is not None
+        credentials.web.config = face.web
+        self.authority.forget()
+        self.reload_ok = True
+        _log.info("the web configuration and tokens were reloaded")
+
+    def _known(self, face: Face) -> "dict[str, object]":
+        if face.token is not None:
+            return {"token": face.token, "open_reading": False}
+        where = make_token(self._data)
+        _log.info("writing needs the token in %s", where)
+        return {"token": read_token(where), "open_reading": True}
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn over an application, in the loop and with the signals of whoever runs it."""
+
+    def __init__(self, app: ASGIApp, context: RotatingContext | None) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            log_level="warning",
+            timeout_graceful_shutdown=3,
+            loop="asyncio",  # the one loop whose TLS takes a context that changes
+            http=PatientProtocol,
+            ws="none",
+            limit_concurrency=CONNECTIONS_MOST,
+            ssl_context_factory=None if context is None else lambda *_: context,
+        )
+        super().__init__(config)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # The daemon stops the server itself, after the last pull.
+        yield
+
+
+def _find(books: Books) -> Callable[[str], Caller | None]:
+    def find(secret: str) -> Caller | None:
+        token = books.tokens.find(secret)
+        return None if token is None else Caller(Role(token.role.value), token.name, token.tenant, token.node)
+
+    return find
+
+
+def _issued(books: Books) -> Callable[[], bool]:
+    def issued() -> bool:
+        return any(token.revoked_us is None for token in books.tokens.list())
+
+    return issued
