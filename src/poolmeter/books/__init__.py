@@ -1,4 +1,5 @@
-"""Books: what people and the recommender write and must be transactional; so far decisions and their log.
+"""Books: what people and the recommender write and must be transactional: decisions, tokens, and the log of every change.
 
-`poolmeter.books.writer.Books` is the one writer; `models` the tables; `states` which change of state is legal; `disk` where they may lie.
+`writer.Books` is the one writer; `models` the tables, `migrations` how they came to be; `ledger` makes every change and enters it in the
+log; `states` says which change of a decision's state is legal; `database` runs transactions on the back ends `sqlite` and `postgres`.
 """

@@ -1,9 +1,12 @@
-"""The tables of the books. A change here is a new `BOOKS_VERSION`."""
+"""The tables of the books. A change here is a new revision in `migrations/versions` and the end of `REVISIONS`."""
 
-from sqlalchemy import BigInteger, Index, Integer, String, UniqueConstraint
+from sqlalchemy import BigInteger, Index, String, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-BOOKS_VERSION = 1
+REVISIONS = ("0001", "0002")
+REVISION = REVISIONS[-1]
+# Not Alembic's own name: that one may be another program's.
+REVISION_TABLE = "books_revision"
 
 
 class Base(DeclarativeBase):
@@ -12,19 +15,14 @@ class Base(DeclarativeBase):
     type_annotation_map = {int: BigInteger, str: String}
 
 
-class VersionRow(Base):
-    """One row: the version of these tables."""
-
-    __tablename__ = "books_version"
-
-    version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-
-
 class DecisionRow(Base):
     """A resizing decision (every field of model.decision.Decision), where it stands, who put it there, and what became of it."""
 
     __tablename__ = "decisions"
-    __table_args__ = (UniqueConstraint("node", "sequence"), Index("decisions_by_state", "state", "node", "sequence"))
+    __table_args__ = (
+        UniqueConstraint("node", "sequence", name="decisions_sequence"),
+        Index("decisions_by_state", "state", "node", "sequence"),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     node: Mapped[str]
@@ -51,15 +49,38 @@ class DecisionRow(Base):
     outcome_at_us: Mapped[int | None]
 
 
-class LogRow(Base):
-    """One change of a decision: who, when, from what to what, why. Only ever added to."""
+class TokenRow(Base):
+    """A token of the API: what its holder may do, for whom, how long. Of the secret only its SHA-256 is kept."""
 
-    __tablename__ = "decision_log"
+    __tablename__ = "tokens"
 
-    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
-    decision_id: Mapped[str] = mapped_column(index=True)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    role: Mapped[str]
+    tenant: Mapped[str | None]
+    node: Mapped[str | None]
+    secret_sha256: Mapped[str]
+    created_us: Mapped[int]
+    expires_us: Mapped[int | None]
+    revoked_us: Mapped[int | None]
+    last_used_us: Mapped[int | None]
+
+
+class ChangeRow(Base):
+    """One row of another table that was added or changed: by whom, when, why, and the row before and after as JSON.
+
+    Only ever added to: triggers refuse anything else. Numbers have no gaps.
+    """
+
+    __tablename__ = "change_log"
+    __table_args__ = (Index("change_log_by_subject", "subject", "key", "number"),)
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    transaction_id: Mapped[str] = mapped_column(index=True)
     at_us: Mapped[int]
     by: Mapped[str]
-    from_state: Mapped[str | None]
-    to_state: Mapped[str]
+    subject: Mapped[str]
+    key: Mapped[str]
     reason: Mapped[str | None]
+    before: Mapped[str | None]
+    after: Mapped[str]

@@ -1,26 +1,25 @@
-"""The one way to write the books: decisions, their states, and the log of who changed what, when and why.
+"""The one way to write the books: decisions and their states, tokens, and the log of who changed what, when and why.
 
-SQLite in WAL mode. Several processes may open the same books; every call is one transaction.
+Several processes may open the same books; every call is one transaction.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import cast
 
-from sqlalchemy import Connection, Engine, RowMapping, Table, create_engine, event, func, insert, inspect, select, update
-from sqlalchemy.exc import DatabaseError, IntegrityError
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Connection, RowMapping, Table, func, select
 
-from poolmeter.books.disk import refuse_network
-from poolmeter.books.models import BOOKS_VERSION, Base, DecisionRow, LogRow, VersionRow
+from poolmeter.books.backup import backup
+from poolmeter.books.database import Database
+from poolmeter.books.ledger import Change, Writing, changes, is_text
+from poolmeter.books.models import DecisionRow
 from poolmeter.books.states import OUTCOMES, check_transition, outcome_moves
+from poolmeter.books.tokens import Tokens
 from poolmeter.clock import Clock, SystemClock
-from poolmeter.errors import BadInput, DataError, Refused, Unavailable
+from poolmeter.errors import BadInput, Refused
 from poolmeter.model.decision import Decision, DecisionState
 
-BUSY_MS = 5000
 # How long after its expiry an approved decision may still be answered by the enforcer before it is given up.
 ANSWER_US = 3600 * 1_000_000
 
@@ -44,7 +43,7 @@ class Booked:
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One change of a decision."""
+    """One change of a decision, as its log tells it: `number` is its place among all changes of the books."""
 
     number: int
     decision_id: str
@@ -57,30 +56,21 @@ class LogEntry:
 
 _FIELDS = tuple(field.name for field in fields(Decision))
 _decisions = cast(Table, DecisionRow.__table__)
-_log = cast(Table, LogRow.__table__)
 
 
 class Books:
-    """The books at a path; created when missing. A context manager.
+    """The books at a path (SQLite) or a URL (PostgreSQL); their tables are made when missing. A context manager.
 
-    Raises BadInput (network file system, another version), DataError (no SQLite file), Unavailable (no permission).
+    Books of an older revision are brought up with `upgrade` and refused without. Raises BadInput (another revision, a network file
+    system, a URL with a password), DataError (no SQLite file), Unavailable (no permission, no server, no driver).
     """
 
-    def __init__(self, path: Path, clock: Clock | None = None) -> None:
-        self.path = path
+    def __init__(self, where: Path | str, clock: Clock | None = None, upgrade: bool = False) -> None:
+        self._where = where
         self._clock = clock or SystemClock()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise Unavailable(f"books {path} cannot be written: {error.strerror}") from None
-        refuse_network(path)
-        self._engine = _engine(path)
-        try:
-            with self._transaction() as connection:
-                _check_version(connection, path)
-        except BaseException:
-            self.close()
-            raise
+        self._database = Database(where, self._clock, upgrade)
+        self.name = self._database.name
+        self.tokens = Tokens(self._database, self._clock)
 
     def __enter__(self) -> "Books":
         return self
@@ -89,163 +79,138 @@ class Books:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._engine.dispose()
+        """Let go of the file or the server."""
+        self._database.close()
+
+    def backup_to(self, path: Path) -> None:
+        """A copy of the books as they are at one moment, in a new file, beside whoever writes. Raises BadInput for PostgreSQL's."""
+        backup(self._where, path)
 
     def add_decisions(self, decisions: Sequence[Decision], by: str = "recommender") -> Sequence[Booked]:
         """Enter proposals, all or none. A sequence of 0 is replaced by the node's next; the same decision again changes nothing.
 
         Raises Refused when an id is taken by another decision, a sequence by another id, or a decision is not `proposed`.
         """
-        out = []
-        with self._transaction() as connection:
-            for decision in decisions:
-                out.append(self._add(connection, decision, by))
-        return out
+        return self._database.write(lambda writing: [_add(writing, decision, by) for decision in decisions])
 
     def get(self, decision_id: str) -> Booked:
         """One decision. Raises NotInBooks."""
-        with self._transaction() as connection:
-            return _find(connection, decision_id)
+        return self._database.read(lambda connection: _find(connection, decision_id))
 
     def list(self, state: DecisionState | None = None, node: str | None = None) -> Sequence[Booked]:
         """Decisions by node and sequence."""
-        wanted = select(_decisions).order_by(_decisions.c.node, _decisions.c.sequence)
+        wanted = select(_decisions)
         if state is not None:
             wanted = wanted.where(_decisions.c.state == state.value)
         if node is not None:
+            if not is_text(node):
+                return []
             wanted = wanted.where(_decisions.c.node == node)
-        with self._transaction() as connection:
-            return [_booked(row) for row in connection.execute(wanted).mappings()]
+        found = self._database.read(lambda connection: [_booked(row) for row in connection.execute(wanted).mappings()])
+        # Ordered here: a server's own order of text depends on its locale.
+        return sorted(found, key=lambda booked: (booked.decision.node, booked.decision.sequence))
 
     def log(self, decision_id: str | None = None) -> Sequence[LogEntry]:
-        """Changes, oldest first."""
-        wanted = select(_log).order_by(_log.c.number)
-        if decision_id is not None:
-            wanted = wanted.where(_log.c.decision_id == decision_id)
-        with self._transaction() as connection:
-            return [LogEntry(**row) for row in connection.execute(wanted).mappings()]
+        """Changes of decisions, oldest first."""
+        return [_entry(change) for change in self.changes(_decisions.name, decision_id)]
+
+    def changes(
+        self,
+        subject: str | None = None,
+        key: str | None = None,
+        start_us: int | None = None,
+        end_us: int | None = None,
+        after_number: int = 0,
+        limit: int | None = None,
+    ) -> Sequence[Change]:
+        """All changes, oldest first: of a table, of one row of it, made in [start, end), after a number, so many at most."""
+        if not all(is_text(text) for text in (subject, key) if text is not None):
+            return []
+        return self._database.read(lambda connection: changes(connection, subject, key, start_us, end_us, after_number, limit))
 
     def next_sequence(self, node: str) -> int:
         """The sequence that the node's next decision gets; 1 for the first."""
-        with self._transaction() as connection:
-            return _next_sequence(connection, node)
+        return self._database.read(lambda connection: _next_sequence(connection, node))
 
     def transition(self, decision_id: str, to_state: DecisionState, by: str, reason: str | None = None) -> Booked:
         """Move a decision. Raises NotInBooks, and Refused when the state machine forbids it or the approval comes after the expiry."""
-        now = self._clock.wall_us()
-        with self._transaction() as connection:
-            found = _find(connection, decision_id).decision
+
+        def move(writing: Writing) -> Booked:
+            now = writing.now_us
+            found = _find(writing.connection, decision_id).decision
             check_transition(decision_id, found.state, to_state)
             if to_state is DecisionState.APPROVED and found.expires_us <= now:
                 raise Refused(f"decision {decision_id} expired at {found.expires_us} us, expected an approval before that; now is {now}")
             values = {"state": to_state.value, "state_reason": reason, "decided_by": by, "decided_at_us": now}
-            _change(connection, decision_id, values)
-            _enter(connection, decision_id, now, by, found.state, to_state, reason)
-            return _find(connection, decision_id)
+            return _booked(writing.change(_decisions, decision_id, values, by, reason))
+
+        return self._database.write(move)
 
     def record_outcome(self, decision_id: str, node: str, outcome: str, reason: str | None, at_us: int) -> bool:
         """Take in the enforcer's word on a decision of `node`; False when that changes nothing (told before, unknown, another node's).
 
         The outcome is kept even where the state may not follow it; the log then says so.
         """
-        if outcome not in {state.value for state in OUTCOMES}:
+        if outcome not in {state.value for state in OUTCOMES} or not is_text(decision_id):
             return False
         wanted = DecisionState(outcome)
-        with self._transaction() as connection:
-            row = connection.execute(select(_decisions).where(_decisions.c.id == decision_id)).mappings().first()
+        # It comes from a node: what the books cannot hold must not keep the rest of its records waiting.
+        said = None if reason is None else "".join(character if is_text(character) else "\ufffd" for character in reason)
+
+        def take(writing: Writing) -> bool:
+            row = _row(writing.connection, decision_id)
             if row is None or row["node"] != node or row["outcome"] == outcome:
                 return False
             found = DecisionState(row["state"])
             moves = outcome_moves(found, wanted)
-            values: dict[str, object] = {"outcome": outcome, "outcome_reason": reason, "outcome_at_us": at_us}
+            values: dict[str, object] = {"outcome": outcome, "outcome_reason": said, "outcome_at_us": at_us}
             if moves:
-                values |= {"state": outcome, "state_reason": reason}
-            _change(connection, decision_id, values)
-            note = (
-                reason if moves or found is wanted else f"{outcome} by the enforcer although {found.value}: {reason or 'no reason given'}"
-            )
-            _enter(connection, decision_id, at_us, f"enforcer@{node}", found, wanted if moves else found, note)
+                values |= {"state": outcome, "state_reason": said}
+            late = f"{outcome} by the enforcer although {found.value}: {said or 'no reason given'}"
+            writing.change(_decisions, decision_id, values, f"enforcer@{node}", said if moves or found is wanted else late)
             return True
+
+        return self._database.write(take)
 
     def expire_due(self) -> int:
         """Expire what nobody approved in time, and what was approved and never answered; how many."""
-        now = self._clock.wall_us()
         proposed, approved = DecisionState.PROPOSED, DecisionState.APPROVED
-        due = ((_decisions.c.state == proposed.value) & (_decisions.c.expires_us <= now)) | (
-            (_decisions.c.state == approved.value) & (_decisions.c.expires_us + ANSWER_US <= now)
-        )
-        with self._transaction() as connection:
-            rows = connection.execute(select(_decisions.c.id, _decisions.c.state).where(due)).all()
-            for decision_id, state in rows:
+
+        def expire(writing: Writing) -> int:
+            due = ((_decisions.c.state == proposed.value) & (_decisions.c.expires_us <= writing.now_us)) | (
+                (_decisions.c.state == approved.value) & (_decisions.c.expires_us <= writing.now_us - ANSWER_US)
+            )
+            rows = writing.connection.execute(select(_decisions.c.id, _decisions.c.state).where(due)).all()
+            for decision_id, state in sorted(tuple(row) for row in rows):
                 reason = "not approved in time" if state == proposed.value else "no answer of the enforcer"
-                _change(connection, decision_id, {"state": DecisionState.EXPIRED.value, "state_reason": reason})
-                _enter(connection, decision_id, now, "collector", DecisionState(state), DecisionState.EXPIRED, reason)
+                values = {"state": DecisionState.EXPIRED.value, "state_reason": reason}
+                writing.change(_decisions, decision_id, values, "collector", reason)
             return len(rows)
 
-    def _add(self, connection: Connection, decision: Decision, by: str) -> Booked:
-        if decision.state is not DecisionState.PROPOSED:
-            raise Refused(f"decision {decision.id} is {decision.state.value}, expected proposed")
-        if not decision.id or not decision.node:
-            raise BadInput(f"decision id and node are {decision.id!r} and {decision.node!r}, expected text")
-        row = connection.execute(select(_decisions).where(_decisions.c.id == decision.id)).mappings().first()
-        if row is not None:
-            known = _booked(row)
-            if replace(known.decision, state=decision.state, sequence=decision.sequence or known.decision.sequence) == replace(
-                decision, sequence=decision.sequence or known.decision.sequence
-            ):
-                return known
-            raise Refused(f"decision {decision.id} is in the books with other content, expected a new id")
-        numbered = decision if decision.sequence > 0 else replace(decision, sequence=_next_sequence(connection, decision.node))
-        values = {name: getattr(numbered, name) for name in _FIELDS} | {"state": numbered.state.value}
-        try:
-            connection.execute(insert(_decisions).values(**values))
-        except IntegrityError:
-            raise Refused(
-                f"sequence {numbered.sequence} of node {numbered.node} is taken, expected {_next_sequence(connection, numbered.node)}"
-            ) from None
-        _enter(connection, numbered.id, self._clock.wall_us(), by, None, numbered.state, numbered.reason)
-        return _find(connection, numbered.id)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except DatabaseError as error:
-            text = str(error.orig)
-            if "not a database" in text or "malformed" in text:
-                raise DataError(f"books {self.path} are no SQLite database: {text}") from None
-            raise Unavailable(f"books {self.path} cannot be used: {text}") from None
+        return self._database.write(expire)
 
 
-def _engine(path: Path) -> Engine:
-    engine = create_engine(f"sqlite:///{path}", poolclass=NullPool, connect_args={"timeout": BUSY_MS / 1000, "check_same_thread": False})
-
-    @event.listens_for(engine, "connect")
-    def prepare(connection: object, _: object) -> None:
-        # SQLAlchemy's own BEGIN is deferred: two writers that have read first would deadlock instead of waiting.
-        connection.isolation_level = None  # type: ignore[attr-defined]
-        for pragma in (f"busy_timeout = {BUSY_MS}", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-            connection.execute(f"PRAGMA {pragma}")  # type: ignore[attr-defined]
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    return engine
-
-
-def _check_version(connection: Connection, path: Path) -> None:
-    tables = inspect(connection).get_table_names()
-    if not tables:
-        Base.metadata.create_all(connection)
-        connection.execute(insert(VersionRow).values(version=BOOKS_VERSION))
-        return
-    found = connection.execute(select(VersionRow.version)).scalars().all() if VersionRow.__tablename__ in tables else []
-    if list(found) != [BOOKS_VERSION]:
-        text = found[0] if len(found) == 1 else "absent"
-        raise BadInput(f"books {path} have version {text}, expected {BOOKS_VERSION}")
+def _add(writing: Writing, decision: Decision, by: str) -> Booked:
+    if decision.state is not DecisionState.PROPOSED:
+        raise Refused(f"decision {decision.id} is {decision.state.value}, expected proposed")
+    if not decision.id or not decision.node:
+        raise BadInput(f"decision id and node are {decision.id!r} and {decision.node!r}, expected text")
+    connection = writing.connection
+    row = _row(connection, decision.id)
+    if row is not None:
+        known = _booked(row)
+        if replace(known.decision, state=decision.state, sequence=decision.sequence or known.decision.sequence) == replace(
+            decision, sequence=decision.sequence or known.decision.sequence
+        ):
+            return known
+        raise Refused(f"decision {decision.id} is in the books with other content, expected a new id")
+    numbered = decision if decision.sequence > 0 else replace(decision, sequence=_next_sequence(connection, decision.node))
+    values: Mapping[str, object] = {name: getattr(numbered, name) for name in _FIELDS} | {"state": numbered.state.value}
+    taken = select(_decisions.c.id).where(_decisions.c.node == numbered.node, _decisions.c.sequence == numbered.sequence)
+    if connection.execute(taken).first() is not None:
+        expected = _next_sequence(connection, numbered.node)
+        raise Refused(f"sequence {numbered.sequence} of node {numbered.node} is taken, expected {expected}")
+    return _booked(writing.add(_decisions, values, by, numbered.reason))
 
 
 def _next_sequence(connection: Connection, node: str) -> int:
@@ -254,8 +219,12 @@ def _next_sequence(connection: Connection, node: str) -> int:
     )
 
 
+def _row(connection: Connection, decision_id: str) -> RowMapping | None:
+    return connection.execute(select(_decisions).where(_decisions.c.id == decision_id)).mappings().first()
+
+
 def _find(connection: Connection, decision_id: str) -> Booked:
-    row = connection.execute(select(_decisions).where(_decisions.c.id == decision_id)).mappings().first()
+    row = _row(connection, decision_id) if is_text(decision_id) else None
     if row is None:
         raise NotInBooks(f"decision {decision_id!r} is not in the books, expected an id of poolmeter history")
     return _booked(row)
@@ -267,12 +236,6 @@ def _booked(row: RowMapping) -> Booked:
     return Booked(decision, **values)
 
 
-def _change(connection: Connection, decision_id: str, values: Mapping[str, object]) -> None:
-    connection.execute(update(_decisions).where(_decisions.c.id == decision_id).values(**values))
-
-
-def _enter(
-    connection: Connection, decision_id: str, at_us: int, by: str, found: DecisionState | None, wanted: DecisionState, reason: str | None
-) -> None:
-    values = {"decision_id": decision_id, "at_us": at_us, "by": by, "to_state": wanted.value, "reason": reason}
-    connection.execute(insert(_log).values(**values, from_state=found.value if found else None))
+def _entry(change: Change) -> LogEntry:
+    found = None if change.before is None else str(change.before["state"])
+    return LogEntry(change.number, change.key, change.at_us, change.by, found, str(change.after["state"]), change.reason)
