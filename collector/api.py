@@ -73,6 +73,11 @@ def create_app(state: ApiState, extra_routes: Sequence[BaseRoute] = ()) -> Starl
 def _endpoints(state: ApiState) -> tuple[Endpoint, ...]:
     health, decisions, usage = _Health(state), Decisions(state.books, state.store.root), Usage(state.store.root, state.clock)
 
+    pages = (
+        Parameter("after", "only entries after this number, as the page before gave (0)", type="integer"),
+        Parameter("limit", f"entries of a page, at most {LOG_LIMIT_MOST} ({LOG_LIMIT})", type="integer"),
+    )
+
     async def document(request: Request) -> Response:
         return JSONResponse(openapi(endpoints, request.app.routes))
 
@@ -110,12 +115,12 @@ def _endpoints(state: ApiState) -> tuple[Endpoint, ...]:
         ),
         Endpoint(
             "GET", "/v1/books/decisions", decisions.log, "Who changed which decision, when and why: oldest first",
-            (
-                Parameter("decision", "only this decision"),
-                Parameter("after", "only entries after this number, as the page before gave (0)", type="integer"),
-                Parameter("limit", f"entries of a page, at most {LOG_LIMIT_MOST} ({LOG_LIMIT})", type="integer"),
-            ),
-            statuses=(200, 400, 503), answer="DecisionLog",
+            (Parameter("decision", "only this decision"), *pages), statuses=(200, 400, 503), answer="DecisionLog",
+        ),
+        Endpoint(
+            "GET", "/v1/books/log", decisions.changes, "Every change of the books: who, what, when, why, before and after: oldest first",
+            (Parameter("subject", "only this table"), Parameter("key", "only this row of a table"), *pages), statuses=(200, 400, 503),
+            answer="BooksLog",
         ),
         Endpoint("GET", "/metrics", metrics, "The collector's own metrics for Prometheus", media=("text/plain",)),
         Endpoint("GET", "/openapi.json", document, "This document", answer="Document"),

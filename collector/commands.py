@@ -12,8 +12,9 @@ from poolmeter.places import CollectorData, data_folder
 from poolmeter.tokens import read_token
 
 if TYPE_CHECKING:
-    from poolmeter.collector.face import Face
     from starlette.routing import BaseRoute
+
+    from poolmeter.collector.face import Face
 
 
 class Collector:
@@ -50,6 +51,7 @@ class Collector:
         token_file = Path(args.token_file) if args.token_file else config.token_file
         nodes = config.nodes if args.nodes is None else tuple(url.strip() for url in args.nodes.split(",") if url.strip())
         endpoint = args.otlp_endpoint or config.otlp_endpoint
+        face_of(args)  # refused before anything starts
         run(
             Settings(
                 data=CollectorData(data_folder(args.data)),

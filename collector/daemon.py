@@ -7,27 +7,32 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 import uvicorn
 from starlette.routing import BaseRoute
 
+from poolmeter import __version__
 from poolmeter.books.writer import Books
 from poolmeter.clock import Clock, SystemClock
+from poolmeter.collector import tracing
 from poolmeter.collector.api import ApiState, create_app
 from poolmeter.collector.events import take_outcomes
+from poolmeter.collector.face import Face, LiveFace, WebServer
+from poolmeter.collector.limits import Limits
 from poolmeter.collector.maintenance import maintain
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pull import NodePuller, PullSettings
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Store
+from poolmeter.collector.tracing import Tracer
 from poolmeter.errors import PoolmeterError, Unavailable
 from poolmeter.places import CollectorData
 from poolmeter.report import write_whole
-from poolmeter.tokens import make_token, read_token
+from poolmeter.web.otlp import Poster
 
 _log = logging.getLogger("poolmeter.collector")
 MAINTENANCE_S = 30.0
@@ -38,10 +43,7 @@ SPREAD_ABOVE = 8  # so many nodes are asked at once at the start; more are sprea
 
 @dataclass(frozen=True)
 class Settings:
-    """What the daemon is told. `pull.token` goes to exporters; `token` is asked of all clients.
-
-    Without `token` only those that write are asked for one: that of the data folder, which is made where there is none.
-    """
+    """What the daemon is told. `pull.token` goes to exporters; `face` reads who may ask and over what, at the start and at SIGHUP."""
 
     data: CollectorData
     host: str
@@ -49,7 +51,9 @@ class Settings:
     nodes: tuple[str, ...]
     pull: PullSettings
     process_days: int
-    token: str | None = None
+    face: Callable[[], Face]
+    limits: Limits = field(default_factory=Limits)
+    otlp_endpoint: str | None = None
     ready_file: Path | None = None
 
 
@@ -100,13 +104,12 @@ async def _serve(
     settings: Settings, server: socket.socket, store: Store, books: Books, extra_routes: Sequence[BaseRoute], clock: Clock
 ) -> None:
     stop = asyncio.Event()
-    token = settings.token
-    if token is None:
-        where = make_token(settings.data.root)
-        token = read_token(where)
-        _log.info("writing needs the token in %s", where)
+    loop = asyncio.get_running_loop()
+    face = LiveFace(settings.face, settings.data.root, books)
+    loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, face.reload))
+    traces = _traces(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
     known = store.state.nodes
     rows = {url: known.get(url) or NodeRow(url, None, None, None, "new") for url in settings.nodes}
     names = Names(rows)
@@ -120,23 +123,15 @@ async def _serve(
         state = ApiState(
             store,
             books,
-            token,
+            face.authority.credentials.token,
             lambda: [puller.status for puller in pullers],
             publisher,
-            reads_need_token=settings.token is not None,
             clock=clock,
+            authority=face.authority,
+            limits=settings.limits,
+            tracer=traces,
         )
-        web = _Web(
-            uvicorn.Config(
-                create_app(state, extra_routes),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                log_level="warning",
-                timeout_graceful_shutdown=3,
-            )
-        )
+        web = WebServer(create_app(state, extra_routes), face.context)
         publishing = asyncio.create_task(publisher.run())
         serving = asyncio.create_task(web.serve(sockets=[server]))
         spread = settings.pull.interval_s / len(pullers) if len(pullers) > SPREAD_ABOVE else 0.0
@@ -144,7 +139,7 @@ async def _serve(
         working.append(asyncio.create_task(_maintenance(store, books, settings.process_days, clock)))
         stopping = asyncio.create_task(stop.wait())
         try:
-            await _announce(web, serving, server, settings)
+            await _announce(web, serving, server, settings, face.scheme)
             await asyncio.wait({stopping, serving, publishing}, return_when=asyncio.FIRST_COMPLETED)
             await _cancel(working)
             publisher.hurry()
@@ -155,6 +150,8 @@ async def _serve(
             web.should_exit = True
             await asyncio.gather(serving, return_exceptions=True)
             await _cancel([publishing])
+            if traces is not None:
+                await asyncio.to_thread(traces.stop)
             if settings.ready_file is not None:
                 settings.ready_file.unlink(missing_ok=True)
         for task in (serving, publishing):
@@ -162,20 +159,23 @@ async def _serve(
                 raise Unavailable(f"collector stopped: {task.exception()!r:.200}") from task.exception()
 
 
-class _Web(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # The daemon stops the server itself, after the last pull.
-        yield
+def _traces(settings: Settings) -> Tracer | None:
+    """The tracer in force from here on, in what this task starts; None when nothing is traced. Raises BadInput."""
+    if settings.otlp_endpoint is None:
+        return None
+    made = Tracer(Poster(settings.otlp_endpoint, f"poolmeter/{__version__}"), settings.pull.consumer)
+    made.start()
+    tracing.tracer.set(made)
+    return made
 
 
-async def _announce(web: uvicorn.Server, serving: "asyncio.Task[None]", server: socket.socket, settings: Settings) -> None:
+async def _announce(web: uvicorn.Server, serving: "asyncio.Task[None]", server: socket.socket, settings: Settings, scheme: str) -> None:
     while not web.started and not serving.done():
         await asyncio.sleep(0.005)
     if serving.done():
         return
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{server.getsockname()[1]}"
+    url = f"{scheme}://{host}:{server.getsockname()[1]}"
     _log.info("collector serves %s, store %s, %d nodes", url, settings.data.store, len(settings.nodes))
     if settings.ready_file is not None:
         await asyncio.to_thread(write_whole, settings.ready_file, (json.dumps({"url": url, "pid": os.getpid()}) + "\n").encode())

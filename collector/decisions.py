@@ -10,6 +10,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from poolmeter.books.ledger import Change
+from poolmeter.books.models import DecisionRow
 from poolmeter.books.writer import Booked, Books
 from poolmeter.collector.auth import Caller, Role
 from poolmeter.collector.gate import caller_of
@@ -20,8 +22,9 @@ from poolmeter.model.decision import Decision, DecisionState
 from poolmeter.model.plain import from_plain, to_plain
 
 BODY_LIMIT = 1 << 20
-LOG_LIMIT = 1000
-LOG_LIMIT_MOST = 10_000
+LOG_LIMIT = 200
+LOG_LIMIT_MOST = 1000
+DECISIONS = DecisionRow.__tablename__
 
 
 class Decisions:
@@ -41,13 +44,27 @@ class Decisions:
 
     async def log(self, request: Request) -> Response:
         """Who changed which decision, when, from what to what and why: oldest first, after a number."""
+        found, after = await self._changes(request, DECISIONS, request.query_params.get("decision"))
+        rows = [
+            {
+                "number": change.number, "decision_id": change.key, "at_us": change.at_us, "by": change.by, "reason": change.reason,
+                "from_state": change.before and change.before["state"], "to_state": change.after["state"],
+            }
+            for change in found
+        ]  # fmt: skip
+        return JSONResponse(listing("decision_log", [_known(row) for row in rows]) | after)
+
+    async def changes(self, request: Request) -> Response:
+        """Every change of the books: who, what, when, why, before and after: oldest first, after a number."""
+        found, after = await self._changes(request, request.query_params.get("subject"), request.query_params.get("key"))
+        return JSONResponse(listing("books_log", [_known(asdict(change)) for change in found]) | after)
+
+    async def _changes(self, request: Request, subject: str | None, key: str | None) -> tuple[Sequence[Change], dict[str, int]]:
         wanted = request.query_params
         after = number(wanted.get("after", "0"), "after", (1 << 63) - 1, least=0)
         limit = number(wanted.get("limit", str(LOG_LIMIT)), "limit", LOG_LIMIT_MOST)
-        entries = await run_in_threadpool(self._books.log, wanted.get("decision"))
-        page = [entry for entry in entries if entry.number > after][: limit + 1]
-        rows = [{name: value for name, value in asdict(entry).items() if value is not None} for entry in page[:limit]]
-        return JSONResponse(listing("decision_log", rows) | ({"after": page[limit - 1].number} if len(page) > limit else {}))
+        found = await run_in_threadpool(lambda: self._books.changes(subject, key, after_number=after, limit=limit + 1))
+        return found[:limit], {"after": found[limit - 1].number} if len(found) > limit else {}
 
     async def add(self, request: Request) -> Response:
         body = await json_body(request)
@@ -77,6 +94,10 @@ class Decisions:
 
 def _answer(caller: Caller, found: Sequence[Booked]) -> Response:
     return JSONResponse(listing("decisions", [decision_fields(caller, decision_object(booked)) for booked in found]))
+
+
+def _known(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _by(body: Mapping[str, Any], caller: Caller) -> str:

@@ -39,7 +39,8 @@ class LiveFace:
         tls = face.web.tls_server_config
         self.context = None if tls is None else RotatingContext(tls)
         self.reload_ok: bool | None = None
-        self.authority = Authority(Credentials(**self._known(face), web=Admission(face.web), find=_find(books), issued=_issued(books)))
+        self.web = Admission(face.web)
+        self.authority = Authority(Credentials(self._token(face), face.token is None, self.web, find_in(books), issued_in(books)))
 
     @property
     def scheme(self) -> str:
@@ -53,7 +54,7 @@ class LiveFace:
             tls = face.web.tls_server_config
             if (tls is None) != (self.context is None):
                 raise BadInput("the web configuration turns TLS on or off, expected that only at a start")
-            known = self._known(face)
+            token = self._token(face)
             if self.context is not None and tls is not None:
                 self.context.replace(tls)
         except (PoolmeterError, OSError) as error:
@@ -61,19 +62,18 @@ class LiveFace:
             _log.error("the configuration was not reloaded: %s; what was in force stays", error)
             return
         credentials = self.authority.credentials
-        credentials.token, credentials.open_reading = known["token"], known["open_reading"]
-        assert credentials.web is not None
-        credentials.web.config = face.web
+        credentials.token, credentials.open_reading = token, face.token is None
+        self.web.config = face.web
         self.authority.forget()
         self.reload_ok = True
         _log.info("the web configuration and tokens were reloaded")
 
-    def _known(self, face: Face) -> "dict[str, object]":
+    def _token(self, face: Face) -> str:
         if face.token is not None:
-            return {"token": face.token, "open_reading": False}
+            return face.token
         where = make_token(self._data)
         _log.info("writing needs the token in %s", where)
-        return {"token": read_token(where), "open_reading": True}
+        return read_token(where)
 
 
 class WebServer(uvicorn.Server):
@@ -102,7 +102,9 @@ class WebServer(uvicorn.Server):
         yield
 
 
-def _find(books: Books) -> Callable[[str], Caller | None]:
+def find_in(books: Books) -> Callable[[str], Caller | None]:
+    """The look-up of a secret among the tokens of the books."""
+
     def find(secret: str) -> Caller | None:
         token = books.tokens.find(secret)
         return None if token is None else Caller(Role(token.role.value), token.name, token.tenant, token.node)
@@ -110,7 +112,9 @@ def _find(books: Books) -> Callable[[str], Caller | None]:
     return find
 
 
-def _issued(books: Books) -> Callable[[], bool]:
+def issued_in(books: Books) -> Callable[[], bool]:
+    """Whether the books hold a token that is not revoked."""
+
     def issued() -> bool:
         return any(token.revoked_us is None for token in books.tokens.list())
 

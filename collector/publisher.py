@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from poolmeter.collector.now import Newest
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Batch, Store
+from poolmeter.collector.tracing import span
 from poolmeter.errors import PoolmeterError
 
 DOUBTS = 3  # so many members of a failed group fail alone before the rest is not tried
@@ -114,12 +115,13 @@ class Publisher:
     def _write(self, updates: list[Update]) -> PoolmeterError | None:
         started = time.perf_counter()
         try:
-            self._store.publish(
-                [update.batch for update in updates if update.batch is not None],
-                [update.newest for update in updates if update.newest is not None],
-                [update.node for update in updates],
-                forget=self._forget,
-            )
+            with span("publish", attributes={"poolmeter.nodes": len(updates)}):
+                self._store.publish(
+                    [update.batch for update in updates if update.batch is not None],
+                    [update.newest for update in updates if update.newest is not None],
+                    [update.node for update in updates],
+                    forget=self._forget,
+                )
         except PoolmeterError as error:
             self.failures += 1
             return error

@@ -17,6 +17,7 @@ from poolmeter.collector.now import Newest, newest
 from poolmeter.collector.publisher import Publisher, Update
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Batch
+from poolmeter.collector.tracing import CLIENT, span
 from poolmeter.errors import DataError, PoolmeterError, Refused, Unavailable
 from poolmeter.model.units import DAY_US
 
@@ -99,7 +100,9 @@ class NodePuller:
         async with self._busy:
             self.status.pulls += 1
             try:
-                warning = await self._pull()
+                with span("pull", attributes={"url.full": self._base}) as traced:
+                    warning = await self._pull()
+                    traced.set("poolmeter.node", self.status.row.node)
             except Refused as error:
                 await self._failed("refused", str(error))
                 return False
@@ -198,9 +201,10 @@ class NodePuller:
 
     async def _usage(self, after: tuple[str, int] | None) -> Answer:
         query = {"after": f"{after[0]},{after[1]}"} if after else {}
-        async with self._request("GET", "/v1/usage", params=query) as response:
-            body = await _bounded(response, USAGE_LIMIT)
-            headers = dict(_titled(response))
+        with span("GET /v1/usage", CLIENT):
+            async with self._request("GET", "/v1/usage", params=query) as response:
+                body = await _bounded(response, USAGE_LIMIT)
+                headers = dict(_titled(response))
         return await asyncio.to_thread(parse_answer, headers, body)
 
     async def _snapshot(self, node: str) -> Newest:

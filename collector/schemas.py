@@ -92,6 +92,13 @@ def schemas() -> dict[str, Schema]:
     )
     health = {"status": {"enum": ["ok", "degraded"]}, "store": {**closed(_STORE, _STORE), "additionalProperties": True}}
     node = {**closed(_NODE, ("url", "state")), "additionalProperties": True}
+    change = closed(
+        {
+            "number": _WHOLE, "transaction_id": _TEXT, "at_us": _WHOLE, "by": _TEXT, "subject": _TEXT, "key": _TEXT, "reason": _TEXT,
+            "before": {"type": "object"}, "after": {"type": "object"},
+        },
+        ("number", "at_us", "by", "subject", "key", "after"),
+    )  # fmt: skip
     return {
         "Error": closed({"error": _TEXT}, ("error",)),
         "Report": {"type": "object", "required": ["schema", "rows", "totals", "warnings"]},
@@ -101,5 +108,6 @@ def schemas() -> dict[str, Schema]:
         "Snapshots": listing("snapshots", snapshot),
         "Decisions": listing("decisions", decision),
         "DecisionLog": listing("decision_log", of_record(LogEntry), {"after": _WHOLE}),
+        "BooksLog": listing("books_log", change, {"after": _WHOLE}),
         "Document": {"type": "object", "required": ["openapi", "info", "paths", "components"]},
     }

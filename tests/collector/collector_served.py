@@ -1,0 +1,43 @@
+"""A collector's state for tests of its API: a store, books, and callers of every role."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+from collector_fakes import NOW
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+
+from poolmeter.books.tokens import Role as TokenRole
+from poolmeter.books.writer import Books
+from poolmeter.clock import ManualClock
+from poolmeter.collector.api import ApiState, create_app
+from poolmeter.collector.auth import Authority, Credentials, Role
+from poolmeter.collector.face import find_in, issued_in
+from poolmeter.collector.store import Store
+
+ADMIN = "between-daemons"
+PERSONS = (Role.OPERATOR, Role.FINANCE, Role.TENANT, Role.NODE)
+
+
+@contextlib.contextmanager
+def collector(folder: Path, now_us: int = NOW) -> Iterator[ApiState]:
+    """Store and books under a folder, with nobody known but the admin."""
+    clock = ManualClock(now_us)
+    with Store(folder / "store") as store, Books(folder / "books.sqlite", clock) as books:
+        authority = Authority(Credentials(ADMIN, find=find_in(books), issued=issued_in(books)))
+        yield ApiState(store, books, ADMIN, clock=clock, authority=authority)
+
+
+def token_of(state: ApiState, role: Role, tenant: str = "t1", node: str = "n1", name: str | None = None) -> str:
+    """A fresh token of a role."""
+    given = {"tenant": tenant if role is Role.TENANT else None, "node": node if role is Role.NODE else None}
+    return state.books.tokens.add(name or f"{role.value} {given}", TokenRole(role.value), "test", **given)[1]
+
+
+def client(state: ApiState, token: str | None = ADMIN, extra: Sequence[BaseRoute] = (), app: Starlette | None = None) -> httpx.AsyncClient:
+    """Asks an application in this process."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    transport = httpx.ASGITransport(app or create_app(state, extra))
+    return httpx.AsyncClient(transport=transport, base_url="http://collector", headers=headers)
