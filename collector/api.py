@@ -54,6 +54,7 @@ class ApiState:
     observed: Observed = field(default_factory=Observed)
     tracer: Tracer | None = None
     queries: Queries | None = None
+    reload_ok: Callable[[], bool | None] = lambda: None
 
 
 def create_app(state: ApiState, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:

@@ -122,7 +122,7 @@ class Authority:
         if caller is None:
             caller = await self._look_up(given)
             if caller is None:
-                # A wrong token reads no less than none.
+                # Not read as nobody's where that is allowed: who sends a token that opens nothing should learn of it.
                 return None
             self._kept[self._digest(given)] = (self._monotonic(), caller)
             if len(self._kept) > _KEPT:

@@ -130,6 +130,7 @@ async def _serve(
             authority=face.authority,
             limits=settings.limits,
             tracer=traces,
+            reload_ok=lambda: face.reload_ok,
         )
         web = WebServer(create_app(state, extra_routes), face.context)
         publishing = asyncio.create_task(publisher.run())

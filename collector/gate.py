@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from poolmeter.collector import catalog
 from poolmeter.collector.auth import OPEN, Authority, Caller, may
-from poolmeter.collector.limits import HEAVY, Crowded, Limits, Queries, Question, Rates
+from poolmeter.collector.limits import Crowded, Limits, Queries, Question, Rates, asks_store
 from poolmeter.collector.observed import Observed
 from poolmeter.collector.tracing import SERVER, Span, span
 from poolmeter.tokens import HINT
@@ -73,6 +73,7 @@ class Gate:
             later = {"Retry-After": str(math.ceil(wait or 1.0))}
             await refuse(429, "too many requests, expected fewer a second", scope, receive, answer, later)
             return
+        heavy = False
         if template not in OPEN:
             caller = known or await self.authority.caller(given)
             allowed = caller is not None and (template == UNKNOWN or may(caller, scope["method"], template))
@@ -87,7 +88,8 @@ class Gate:
                 await refuse(403, f"the token is that of a {caller.role}, expected one whose role may ask this", scope, receive, answer)
                 return
             scope.setdefault("state", {})["caller"] = caller
-        if template in HEAVY:
+            heavy = asks_store(template, caller)
+        if heavy:
             await self._question(scope, receive, answer)
         else:
             await self.app(scope, receive, answer)
@@ -104,6 +106,10 @@ class Gate:
                     began = time.perf_counter()
                     try:
                         await self.app(scope, receive, answer)
+                    except Exception:
+                        if not question.over:
+                            raise
+                        # What an interrupted question fails with is not worth telling.
                     finally:
                         catalog.opened.reset(token)
                         self.observed.queries.observe(time.perf_counter() - began)

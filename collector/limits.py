@@ -9,14 +9,19 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from poolmeter.collector.auth import Caller, Role
 from poolmeter.errors import Unavailable
 
 if TYPE_CHECKING:
     import duckdb
 
 _CALLERS = 4096
-# Routes that ask the store: they wait for one another.
-HEAVY = frozenset({"/v1/usage", "/v1/reports/usage", "/v1/reports/chargeback"})
+_HEAVY = frozenset({"/v1/usage", "/v1/reports/usage", "/v1/reports/chargeback"})
+
+
+def asks_store(template: str, caller: Caller) -> bool:
+    """Whether a request asks the store, and so waits for the others that do: of a tenant, its decisions are found there."""
+    return template in _HEAVY or (template == "/v1/decisions" and caller.role is Role.TENANT)
 
 
 @dataclass(frozen=True)

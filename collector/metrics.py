@@ -84,6 +84,10 @@ class _Own(Collector):
         for reason, number in PatientProtocol.dropped.items():
             dropped.add_metric([reason], number)
         yield dropped
+        reloaded = self._state.reload_ok()
+        if reloaded is not None:
+            text = "Whether the last SIGHUP was honoured; absent before the first."
+            yield GaugeMetricFamily(f"{_PREFIX}_config_last_reload_success", text, int(reloaded))
         if tracer is not None:
             spans = CounterMetricFamily(f"{_PREFIX}_spans", "Spans of traces, by what became of them.", labels=["result"])
             spans.add_metric(["sent"], tracer.sent)

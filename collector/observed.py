@@ -1,6 +1,6 @@
 """What the collector counts of its own HTTP face: requests by route and status, their time, questions to the store, what was turned away."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 PREFIX = "poolmeter_collector"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -12,6 +12,7 @@ class Observed:
     """Counters of one application, in a registry of their own."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a second series of each, which says when the first began
         self.registry = registry = CollectorRegistry(auto_describe=False)
         self.requests = Counter(f"{PREFIX}_http_requests", "Requests answered.", ("route", "method", "status"), registry=registry)
         self.seconds = Histogram(

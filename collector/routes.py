@@ -79,10 +79,8 @@ def openapi(endpoints: Iterable[Endpoint], routes: Sequence[BaseRoute]) -> dict[
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     for path, method, summary, names in _others(routes, ""):
         if method.lower() not in paths.setdefault(path, {}):
-            other = Endpoint(
-                method, path, _nothing, summary, tuple(Parameter(name, name, many=name in _MANY) for name in names), statuses=(200, 400, 503),
-                answer="Report",
-            )  # fmt: skip
+            parameters = tuple(Parameter(name, name, many=name in _MANY) for name in names)
+            other = Endpoint(method, path, _nothing, summary, parameters, _REPORTS, (200, 409, 503), answer="Report")
             paths[path][method.lower()] = _operation(other)
     return {
         "openapi": "3.1.0",
@@ -95,6 +93,7 @@ def openapi(endpoints: Iterable[Endpoint], routes: Sequence[BaseRoute]) -> dict[
     }
 
 
+_REPORTS = ("application/json", "text/csv", "application/vnd.apache.parquet", "application/vnd.apache.arrow.file")
 _MANY = ("tenant", "node", "pool")
 
 
@@ -119,7 +118,9 @@ def _operation(endpoint: Endpoint) -> dict[str, object]:
                 "description": _STATUS[status],
                 "content": done if status == 200 else error if not is_open else {"text/plain": {}},
             }
-            for status in sorted({*endpoint.statuses, *(() if is_open else _GUARDED)})
+            for status in sorted(
+                {*endpoint.statuses, *(() if is_open else _GUARDED), *((400,) if endpoint.path.startswith("/v1/") else ())}
+            )
         },
     }
     if endpoint.body is not None:

@@ -104,7 +104,9 @@ class Client:
         head = [{name: value for name, value in row.items() if name not in parts} for row in rows]
         found = {"nodes": _frame(head, ("node",))}
         for part in parts:
-            found[part] = _frame([{"node": row["node"], "taken_us": row["taken_us"], **item} for row in rows for item in row[part]], ("node",))
+            found[part] = _frame(
+                [{"node": row["node"], "taken_us": row["taken_us"], **item} for row in rows for item in row[part]], ("node",)
+            )
         return found
 
     def nodes(self) -> "pd.DataFrame":
@@ -171,7 +173,9 @@ class Client:
                         continue
                     raise _failure(error, f"{self._url}{path}") from None
             except (OSError, http.client.HTTPException) as error:
-                raise Unavailable(f"collector {self._url} does not answer: {getattr(error, 'reason', error) or type(error).__name__}") from None
+                raise Unavailable(
+                    f"collector {self._url} does not answer: {getattr(error, 'reason', error) or type(error).__name__}"
+                ) from None
         raise AssertionError("unreachable")
 
 
@@ -214,7 +218,9 @@ def _frame(rows: Sequence[Mapping[str, object]], least: Sequence[str], texts: Se
         if name in texts:
             columns[name] = pd.Series(pd.to_datetime(pd.Series(values, dtype="string"), utc=True, format="ISO8601"))
         else:
-            kind = {bool: "boolean", int: "Int64"}.get(next(iter(found)), "string") if len(found) == 1 else "string" if not found else "object"
+            kind = (
+                {bool: "boolean", int: "Int64"}.get(next(iter(found)), "string") if len(found) == 1 else "string" if not found else "object"
+            )
             columns[name] = pd.Series(values, dtype=kind)
     return _with_moments(pd.DataFrame(columns, columns=names))
 

@@ -1,6 +1,8 @@
 """A collector's state for tests of its API: a store, books, and callers of every role."""
 
+import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,13 +10,15 @@ import httpx
 from collector_fakes import NOW
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from poolmeter.books.tokens import Role as TokenRole
 from poolmeter.books.writer import Books
 from poolmeter.clock import ManualClock
 from poolmeter.collector.api import ApiState, create_app
 from poolmeter.collector.auth import Authority, Credentials, Role
-from poolmeter.collector.face import find_in, issued_in
+from poolmeter.collector.daemon import listen
+from poolmeter.collector.face import WebServer, find_in, issued_in
 from poolmeter.collector.store import Store
 
 ADMIN = "between-daemons"
@@ -41,3 +45,20 @@ def client(state: ApiState, token: str | None = ADMIN, extra: Sequence[BaseRoute
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     transport = httpx.ASGITransport(app or create_app(state, extra))
     return httpx.AsyncClient(transport=transport, base_url="http://collector", headers=headers)
+
+
+@contextlib.contextmanager
+def serving(app: ASGIApp) -> Iterator[str]:
+    """An application behind the collector's own server, in a thread: its URL."""
+    with contextlib.closing(listen("127.0.0.1", 0)) as bound:
+        server = WebServer(app, None)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])), daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                thread.join(0.01)
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(10)

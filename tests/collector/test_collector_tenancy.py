@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from collector_fakes import CARD, DAY, NOW, batch, device, event, process, slice_
 from collector_served import client, collector, token_of
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.routing import Route
 
@@ -32,6 +32,7 @@ from poolmeter.model.units import HOUR_US, MINUTE_US
 from poolmeter.model.usage import UsageRecord
 
 TENANTS = ("aa-ten", "bb-ten", "cc-ten")
+HUSH = "what others hold"  # stands in every text that is not for tenants
 PERIOD = {"from": "2027-01-15", "to": "2027-01-17"}
 
 
@@ -49,7 +50,7 @@ class Pool:
     def fill(self, state: ApiState) -> None:
         batches, snapshots, rows = [], [], []
         for number, tenants in enumerate(self.nodes):
-            name, epoch = f"node-{number}-{'-'.join(sorted(tenants))}", str(uuid.UUID(int=number + 1))
+            name, epoch = f"node-{number}-", str(uuid.UUID(int=number + 1))
             sequence = itertools.count(1)
             made: list[UsageRecord] = []
             for minute in range(3):
@@ -64,7 +65,7 @@ class Pool:
         state.store.publish(batches, snapshots, rows, now_us=NOW)
         decisions = [
             Decision(
-                secret(tenant, f"decision-{number}"), f"node-{number}-{'-'.join(sorted(tenants))}", secret(tenant, "alloc"),
+                secret(tenant, f"decision-{number}"), f"node-{number}-", secret(tenant, "alloc"),
                 self.card(number, tenant), 1, 0, NOW, NOW + HOUR_US, "rule", secret(tenant, "why"), "00", memory_bytes=5,
             )
             for number, tenants in enumerate(self.nodes)
@@ -72,7 +73,7 @@ class Pool:
         ]  # fmt: skip
         state.books.add_decisions(decisions)
         for decision in decisions:
-            state.books.transition(decision.id, DecisionState.REJECTED, "ann", f"for the sake of {'; '.join(TENANTS)}")
+            state.books.transition(decision.id, DecisionState.REJECTED, "ann", HUSH)
 
     @staticmethod
     def card(number: int, tenant: str) -> str:
@@ -82,7 +83,6 @@ class Pool:
     def records(self, name: str, epoch: str, sequence: "itertools.count[int]", at: int, number: int, tenant: str) -> list[UsageRecord]:
         card, allocation = self.card(number, tenant), secret(tenant, "alloc")
         quarter: dict[str, Any] = {"promised_us": 15_000_000, "allocated_us": 15_000_000, "device_uuid": card, "allocation_id": allocation}
-        others = "; ".join(TENANTS)
         return [
             slice_(name, epoch, next(sequence), at, tenant, project=secret(tenant, "project"), user=secret(tenant, "user"), **quarter),
             process(
@@ -91,7 +91,7 @@ class Pool:
             ),
             event(
                 name, epoch, next(sequence), at, tenant=tenant, allocation_id=allocation, device_uuid=card, outcome="refused",
-                reason=f"held by {others}", detail=json.dumps({"free of": others}),
+                reason=HUSH, detail=json.dumps({"free": HUSH}),
             ),
         ]  # fmt: skip
 
@@ -100,7 +100,7 @@ class Pool:
         return Snapshot(
             node=name, epoch=epoch, sequence=99, taken_us=NOW, simulated=True, pool="p",
             devices=tuple(
-                DeviceSnapshot(uuid=card, index=n, model="H200", vendor="nvidia", up=True, memory_total_bytes=CARD, origin="b", serial="; ".join(TENANTS))
+                DeviceSnapshot(uuid=card, index=n, model="H200", vendor="nvidia", up=True, memory_total_bytes=CARD, origin="b", serial=HUSH)
                 for n, card in enumerate(cards)
             ),
             slices=tuple(
@@ -115,12 +115,12 @@ class Pool:
                                 command=secret(tenant, "cmd"), tenant=tenant)
                 for tenant in sorted(tenants)
             ),
-            sources=(SourceHealth(source="nvml", ok=False, at_us=NOW, duration_us=1, reason=f"stuck for {'; '.join(TENANTS)}"),),
+            sources=(SourceHealth(source="nvml", ok=False, at_us=NOW, duration_us=1, reason=HUSH),),
         )  # fmt: skip
 
     def forbidden(self, tenant: str) -> set[str]:
         """Texts that no answer to a tenant may hold: others' names, pids, nodes and cards where it has nothing, and all epochs."""
-        texts = set()
+        texts = {HUSH}
         for number, tenants in enumerate(self.nodes):
             texts.add(str(uuid.UUID(int=number + 1)))
             if tenant not in tenants:
@@ -149,7 +149,14 @@ async def everything(state: ApiState, http: httpx.AsyncClient, names: list[str])
         for asked in ({}, {"tenant": names[0]}, {"tenant": "nobody"}, {"by": "node"}):
             found[f"{path} {asked}"] = (await http.get(path, params={**PERIOD, **asked})).content
     filters = [{}, *({name: value} for name in ("node", "tenant", "allocation", "device") for value in names)]
-    for kind, tier in (("slice", "minute"), ("slice", "day"), ("process", "minute"), ("event", "minute"), ("device", "minute"), ("device", "day")):
+    for kind, tier in (
+        ("slice", "minute"),
+        ("slice", "day"),
+        ("process", "minute"),
+        ("event", "minute"),
+        ("device", "minute"),
+        ("device", "day"),
+    ):
         for asked in filters:
             params = {**PERIOD, "kind": kind, "tier": tier, **asked}
             answer = await http.get("/v1/usage", params=params)
@@ -167,12 +174,12 @@ async def everything(state: ApiState, http: httpx.AsyncClient, names: list[str])
 POOLS = st.lists(st.frozensets(st.sampled_from(TENANTS)).filter(bool), min_size=1, max_size=3).map(Pool)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=max(4, settings().max_examples // 12))  # each is a store, and some two hundred requests
 @given(pool=POOLS, tenant=st.sampled_from(TENANTS))
 def test_no_byte_of_another_tenant_is_ever_answered(pool: Pool, tenant: str) -> None:
     with tempfile.TemporaryDirectory() as folder, collector(Path(folder)) as state:
         pool.fill(state)
-        nodes = [f"node-{number}-{'-'.join(sorted(tenants))}" for number, tenants in enumerate(pool.nodes)]
+        nodes = [f"node-{number}-" for number in range(len(pool.nodes))]
         # A filter that is refused may be said back: the names asked for are those of nodes and cards that the tenant does not see.
         names = [secret(other, "alloc") for other in TENANTS if other != tenant] + nodes + ["GPU-0-shared"]
 
@@ -212,7 +219,7 @@ async def test_a_tenant_sees_its_slices_its_card_by_name_and_its_decisions(share
 
 async def test_another_tenants_name_and_no_name_at_all_find_the_same(shared: ApiState) -> None:
     async with client(shared, token_of(shared, Role.TENANT, TENANTS[1])) as http:
-        for parameter, taken in (("tenant", TENANTS[0]), ("allocation", secret(TENANTS[0], "alloc")), ("node", f"node-1-{TENANTS[0]}")):
+        for parameter, taken in (("tenant", TENANTS[0]), ("allocation", secret(TENANTS[0], "alloc")), ("node", "node-1-")):
             answers = [(await http.get("/v1/usage", params={**PERIOD, parameter: value})) for value in (taken, "x" * len(taken))]
             assert answers[0].content == answers[1].content and answers[0].status_code == 200
 
@@ -241,7 +248,9 @@ async def test_a_tenants_pages_join_to_the_whole_and_their_cursors_hold_no_posit
 async def test_an_allocation_that_two_tenants_are_said_to_have_is_neithers(tmp_path: Path) -> None:
     with collector(tmp_path) as state:
         epoch = str(uuid.UUID(int=1))
-        rows = [replace(slice_("n1", epoch, n + 1, DAY + n * MINUTE_US, tenant), allocation_id="both") for n, tenant in enumerate(TENANTS[:2])]
+        rows = [
+            replace(slice_("n1", epoch, n + 1, DAY + n * MINUTE_US, tenant), allocation_id="both") for n, tenant in enumerate(TENANTS[:2])
+        ]
         state.store.publish([batch(rows, "n1", epoch)], now_us=NOW)
         state.books.add_decisions([Decision("d1", "n1", "both", "GPU-1", 1, 0, NOW, NOW + HOUR_US, "rule", "why", "00", memory_bytes=5)])
         for tenant in TENANTS[:2]:
