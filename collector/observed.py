@@ -12,7 +12,7 @@ class Observed:
     """Counters of one application, in a registry of their own."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a second series of each, which says when the first began
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series of each, which says when the first began
         self.registry = registry = CollectorRegistry(auto_describe=False)
         self.requests = Counter(f"{PREFIX}_http_requests", "Requests answered.", ("route", "method", "status"), registry=registry)
         self.seconds = Histogram(
