@@ -114,6 +114,11 @@ class Authority:
         found = self._kept.get(self._digest(given))
         return found[1] if found is not None and self._monotonic() - found[0] < _KEPT_S else None
 
+    def seen(self, given: bytes) -> str | None:
+        """The name of who once sent this header: whose rate a request counts against, whatever else comes from its address."""
+        found = self._kept.get(self._digest(given))
+        return found[1].name if found is not None else None
+
     async def caller(self, given: bytes) -> Caller | None:
         """Who sends this Authorization header (empty: none was sent); None when nobody does."""
         if not given:
@@ -122,9 +127,11 @@ class Authority:
         if caller is None:
             caller = await self._look_up(given)
             if caller is None:
+                self._kept.pop(self._digest(given), None)
                 # Not read as nobody's where that is allowed: who sends a token that opens nothing should learn of it.
                 return None
             self._kept[self._digest(given)] = (self._monotonic(), caller)
+            self._kept.move_to_end(self._digest(given))
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return caller

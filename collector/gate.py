@@ -64,10 +64,10 @@ class Gate:
 
     async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer", template: str, web: "Admission | None") -> None:
         given = b", ".join(value for name, value in scope["headers"] if name == b"authorization")
-        known = self.authority.recent(given)
+        known, seen = self.authority.recent(given), self.authority.seen(given)
         address = scope["client"][0] if scope.get("client") else "local"
-        # By address until it is known who asks: guessing a token, and comparing a password, is bounded too.
-        wait = self.rates.wait_s(f"address {address}" if known is None else f"caller {known.name}")
+        # By address until it was found out who asks: guessing a token, and comparing a password, is bounded too.
+        wait = self.rates.wait_s(f"address {address}" if seen is None else f"caller {seen}")
         if wait is not None or (web is not None and not web.in_rate()):
             self.observed.rejected.labels("rate").inc()
             later = {"Retry-After": str(math.ceil(wait or 1.0))}
