@@ -96,7 +96,7 @@ class Gate:
 
     async def _question(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
         """A request that asks the store: in its turn, within its time and memory."""
-        question = Question(self.limits.query_memory_mib)
+        question = self.queries.question()
         timer = asyncio.get_running_loop().call_later(self.limits.query_timeout_s, question.end)
         answer.question, answer.timer = question, timer
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import tempfile
 import threading
 import time
 from collections import OrderedDict
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from poolmeter.collector.auth import Caller, Role
+from poolmeter.collector.tables import literal
 from poolmeter.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -74,13 +76,20 @@ class Question:
     """The connections of one request to the store: each is bounded as it is opened, all are interrupted when its time is over."""
 
     memory_mib: int
+    spill: str
     over: bool = False
     _connections: "list[duckdb.DuckDBPyConnection]" = field(default_factory=list)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
 
     def opened(self, connection: "duckdb.DuckDBPyConnection") -> None:
         """Bound a connection. Raises Overtime when the time is over already."""
+        import duckdb
+
         connection.execute(f"SET memory_limit = '{self.memory_mib}MiB'")
+        # Not beside the catalog: a question must not fill the store's disk, nor leave files in the store when the process is killed. All
+        # connections of one catalog share it, and once used it cannot be set again.
+        with contextlib.suppress(duckdb.Error):
+            connection.execute(f"SET temp_directory = {literal(self.spill)}")
         connection.execute(f"SET max_temp_directory_size = '{4 * self.memory_mib}MiB'")
         with self._mutex:
             if self.over:
@@ -104,6 +113,11 @@ class Queries:
         self.running = 0
         self.waiting = 0
         self._turns = asyncio.Semaphore(limits.queries_at_once)
+        self._spill = tempfile.TemporaryDirectory(prefix="poolmeter-")
+
+    def question(self) -> Question:
+        """A request's question, not yet asked."""
+        return Question(self.limits.query_memory_mib, self._spill.name)
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

@@ -76,6 +76,22 @@ async def test_a_question_that_takes_too_much_memory_is_refused_and_the_next_is_
         assert (await http.get("/v1/usage", params=PERIOD)).status_code == 200
 
 
+async def test_what_does_not_fit_in_memory_is_not_written_into_the_store(state: ApiState) -> None:
+    during: list[set[str]] = []
+
+    def sorted_by_digest() -> object:
+        with open_catalog(state.store.root) as connection:
+            sql = "SELECT last(r) FROM (SELECT range r, row_number() OVER (ORDER BY md5(range::VARCHAR)) FROM range(2000000))"
+            found = connection.execute(sql).fetchall()
+            during.append({path.suffix for path in state.store.root.iterdir()})
+            return found
+
+    state.limits = Limits(query_memory_mib=128)
+    async with client(state, extra=[asking(sorted_by_digest)]) as http:
+        assert (await http.get("/v1/reports/usage")).text == "[(1999999,)]"
+    assert during and ".tmp" not in during[0]
+
+
 async def test_so_many_questions_run_so_many_wait_and_the_rest_is_turned_away(state: ApiState) -> None:
     go = threading.Event()
     state.limits = Limits(queries_at_once=1)
