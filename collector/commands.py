@@ -33,6 +33,7 @@ class Collector:
             "--web.config.file", dest="web_config_file", metavar="FILE", help="TLS, passwords and tokens ([collector] web_config_file)"
         )
         parser.add_argument("--otlp-endpoint", metavar="URL", help="push traces of its own work there ([collector] otlp_endpoint)")
+        parser.add_argument("--local-books", action="store_true", help="keep the books in the data folder, whatever [collector] books says")
         parser.add_argument("--ready-file", metavar="FILE", help='write {"url", "pid"} to FILE once serving')
 
     def run(self, args: argparse.Namespace) -> int:
@@ -64,6 +65,7 @@ class Collector:
                 limits=Limits(config.requests_per_s, config.queries_at_once, config.query_timeout_s, config.query_memory_mib),
                 otlp_endpoint=None if endpoint is None else endpoint_of(endpoint, "/v1/traces"),
                 ready_file=Path(args.ready_file) if args.ready_file else None,
+                books=None if args.local_books else config.books,
             ),
             self.extra_routes(args),
         )

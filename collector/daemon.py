@@ -16,6 +16,7 @@ import uvicorn
 from starlette.routing import BaseRoute
 
 from poolmeter import __version__
+from poolmeter.books.place import place
 from poolmeter.books.writer import Books
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector import tracing
@@ -55,6 +56,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     otlp_endpoint: str | None = None
     ready_file: Path | None = None
+    books: str | None = None  # a database's URL; without, the file in the data folder
 
 
 class Names:
@@ -95,7 +97,7 @@ def run(settings: Settings, extra_routes: Sequence[BaseRoute] = (), clock: Clock
     with (
         contextlib.closing(listen(settings.host, settings.port)) as server,
         Store(settings.data.store) as store,
-        Books(settings.data.books, clock) as books,
+        Books(place(settings.books, settings.data.books), clock, upgrade=True) as books,
     ):
         asyncio.run(_serve(settings, server, store, books, extra_routes, clock or SystemClock()))
 

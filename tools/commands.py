@@ -40,6 +40,10 @@ EXAMPLES = {
     "reject": "poolmeter reject d-5f2c9a1be07d4c38 --reason 'needed again on Monday'",
     "apply": "poolmeter apply --all --dry-run",
     "history": "poolmeter history --state applied",
+    "token create": "poolmeter token create --name vision-dashboard --role tenant --tenant vision --days 90",
+    "token list": "poolmeter token list --format json",
+    "token revoke": "poolmeter token revoke 3f9c1d20ab77 --reason 'laptop lost'",
+    "books log": "poolmeter books log --subject decisions --from 7d",
 }
 
 HEAD = """# Commands
@@ -54,7 +58,7 @@ to stderr.
 Where things are: `--data`, else `$POOLMETER_DATA`, else `/var/lib/poolmeter` for root and `~/.local/share/poolmeter` for others. Nodes with
 an enforcer have a run folder too: `--run`, else `$POOLMETER_RUN`, else `/run/poolmeter` for root and `$XDG_RUNTIME_DIR/poolmeter` for others.
 
-The JSON of `up`, `demo`, `allocation …`, `usage`, `chargeback`, `recommend` and the other verbs of decisions, `doctor`, `top --once`, and `simulate tenant` is
+The JSON of `up`, `demo`, `allocation …`, `usage`, `chargeback`, `recommend` and the other verbs of decisions, `doctor`, `top --once`, `token …`, `books log`, and `simulate tenant` is
 described by the `*.schema.json` files beside this page.
 
 A size is `512M`, `40GiB`, `1.5G` (1G = 1 GiB). A time is RFC 3339 (`2026-01-31T12:00:00Z`), a date, `today`, `7d`, or `last-month`.

@@ -142,7 +142,8 @@ class Reject:
 
 
 def _move(args: argparse.Namespace, name: str, state: DecisionState, reason: str | None) -> int:
-    from poolmeter.accounting.recommend.decision_store import open_store, user_name
+    from poolmeter.accounting.recommend.decision_store import open_store
+    from poolmeter.books.commands import user_name
 
     with open_store(data_folder(args.data), load_config(args.config).collector) as store:
         entry = store.move(args.id, state, user_name(), reason)
@@ -197,7 +198,7 @@ class Apply:
 
     def _approve(self, store: "DecisionStore", entries: "Sequence[Booked]") -> list[str]:
         """Approve what is proposed; the refusals, in words. One that is refused does not keep the others waiting."""
-        from poolmeter.accounting.recommend.decision_store import user_name
+        from poolmeter.books.commands import user_name
 
         refusals = []
         for entry in entries:

@@ -3,7 +3,6 @@
 `open_store` chooses. Both are the same books: the API's handlers are the collector's own writer.
 """
 
-import getpass
 import http.client
 import json
 import urllib.error
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from poolmeter.books.place import place
 from poolmeter.books.writer import Booked, Books
 from poolmeter.collector.catalog import current_name, generation_of
 from poolmeter.config import CollectorSection
@@ -158,10 +158,10 @@ def open_store(data: Path, collector: CollectorSection) -> "Iterator[DecisionSto
         yield ApiStore(url, token, trust)
         return
     path = CollectorData(data).books
-    if not path.exists() and current_name(CollectorData(data).store) is None:
+    if collector.books is None and not path.exists() and current_name(CollectorData(data).store) is None:
         # A mistyped folder is not an empty history, and nothing is made of it.
         raise Unavailable(f"books {path} are not there, expected the data folder of a collector that has run")
-    with Books(path) as books:
+    with Books(place(collector.books, path)) as books:
         yield FileStore(books)
 
 
@@ -210,11 +210,3 @@ def _serves(url: str, root: Path, token: str | None, trust: Trust) -> bool:
         if found in (generation_of(before), generation_of(current_name(root) or "")):
             return True
     return False
-
-
-def user_name() -> str:
-    """Who decides, for the log."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"

@@ -98,6 +98,10 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("spark usage", None, "usage over many stores"),
     Entry("spark chargeback", None, "chargeback over many stores"),
     Entry("spark fragmentation", None, "fragmentation over many stores"),
+    Entry("token create", "poolmeter.books.commands:TokenCreate", "make a token of the collector's API"),
+    Entry("token list", "poolmeter.books.commands:TokenList", "list the tokens of the API"),
+    Entry("token revoke", "poolmeter.books.commands:TokenRevoke", "end a token of the API"),
+    Entry("books log", "poolmeter.books.commands:BooksLog", "who changed what in the books, when and why"),
 )
 
 

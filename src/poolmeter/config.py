@@ -5,6 +5,7 @@ must exist; the default places may be empty. Unknown keys are errors: a misspelt
 """
 
 import os
+import re
 import socket
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from poolmeter.books.place import check_url
 from poolmeter.errors import BadInput
 from poolmeter.period import time_zone
 from poolmeter.toml import parse_toml, read_toml
@@ -35,6 +37,13 @@ def _url(value: str) -> str:
     if not good:
         raise ValueError("a URL such as http://127.0.0.1:9877")
     return value
+
+
+def _books(value: str) -> str:
+    try:
+        return check_url(value)
+    except BadInput as error:
+        raise ValueError(str(error).removeprefix("books ")) from None
 
 
 def _different(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -168,6 +177,7 @@ class CollectorSection(_Section):
     query_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
     query_memory_mib: Annotated[int, Field(strict=True, ge=64, le=1_048_576)] = 1024
     otlp_endpoint: Url | None = None
+    books: Annotated[str, AfterValidator(_books)] | None = None
     process_days: Annotated[int, Field(strict=True, ge=1, le=3660)] = 1
 
 
@@ -245,5 +255,11 @@ def parse_config(body: bytes, name: str) -> Config:
         if first["type"] == "extra_forbidden":
             raise BadInput(f"configuration file {name}: {key} is not a known key") from None
         raise BadInput(
-            f"configuration file {name}: {key} is {first['input']!r:.80}, expected: {first['msg'].removeprefix('Value error, ')}"
+            f"configuration file {name}: {key} is {_shown(first['input'])}, expected: {first['msg'].removeprefix('Value error, ')}"
         ) from None
+
+
+def _shown(value: object) -> str:
+    """What was found, for an error: shortened, and without what a URL may tell of users and passwords."""
+    text = re.sub(r"://.*@", "://…@", repr(value))
+    return re.sub(r"(password\w*=)[^&'\" ]*", r"\1…", text, flags=re.IGNORECASE)[:80]

@@ -273,6 +273,8 @@ class Pool:
     def _collector(self, urls: list[str]) -> Daemon:
         words = ["collector", "--port", str(self.collector_port), "--nodes", ",".join(urls), "--interval", str(self.interval_s)]
         words += self._token()
+        if any(node.machine is not None for node in self.nodes):
+            words.append("--local-books")  # what is simulated does not belong into the books of a real pool
         return self._add("collector", words, self.data, self.environment(None))
 
     def _enforcer(self, node: NodePlan, collector_url: str) -> Daemon:

@@ -20,6 +20,7 @@ from poolmeter.books.backend import Backend
 from poolmeter.books.database import BACKENDS
 from poolmeter.books.postgres import Postgres
 from poolmeter.books.sqlite import Sqlite
+from poolmeter.books.upgrade import upgrade
 
 WAIT_S = 30.0
 FOLDERS = [Path(name).resolve().parent for name in [shutil.which("postgres")] if name] + sorted(
@@ -48,6 +49,8 @@ class Server:
 
     folder: Path
     process: "subprocess.Popen[bytes] | None" = None
+    _connection: Any = None
+    _numbers: int = 0
 
     def make(self) -> None:
         """Initialise it."""
@@ -112,8 +115,20 @@ class Server:
         assert not check or done.returncode == 0, done.stderr
         return done
 
-    def url(self, database: str, user: str = "poolmeter") -> str:
-        """The URL of a database."""
+    def place(self) -> str:
+        """The URL of books that are empty: a user of its own with its own schema, which costs far less than a database."""
+        import psycopg
+
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(self.url("postgres", "poolmeter"), autocommit=True)
+        self._numbers += 1
+        name = f"books{self._numbers}"
+        self._connection.execute(f"CREATE ROLE {name} LOGIN")
+        self._connection.execute(f"CREATE SCHEMA AUTHORIZATION {name}")
+        return self.url("postgres", name)
+
+    def url(self, database: str, user: str) -> str:
+        """The URL of a database for a user."""
         return f"postgresql://{user}@/{database}?host={self.folder}"
 
 
@@ -139,18 +154,23 @@ class Places:
         self._folder = folder
         self._running = running
         self._numbers = itertools.count()
+        self._blank: Path | None = None
 
-    def new(self, like: Path | str | None = None) -> Path | str:
-        """A place where nothing is; with `like`, a copy of the books there, which nobody may have open."""
-        number = next(self._numbers)
+    def new(self) -> Path | str:
+        """A place where nothing is."""
         if self.kind is Sqlite:
-            path = self._folder / f"books-{number}.sqlite"
-            if like is not None:
-                shutil.copyfile(like, path)
-            return path
+            return self._folder / f"books-{next(self._numbers)}.sqlite"
         assert self.kind is Postgres
-        name, template = f"b{os.getpid()}_{time.monotonic_ns()}_{number}", "template0"
-        if isinstance(like, str):
-            template = like.partition("@/")[2].partition("?")[0]
-        self._running().psql("postgres", f"CREATE DATABASE {name} TEMPLATE {template}")
-        return self._running().url(name)
+        return self._running().place()
+
+    def ready(self) -> Path | str:
+        """Books with tables and nothing in them."""
+        place = self.new()
+        if self._blank is not None:
+            shutil.copyfile(self._blank, place)
+            return place
+        upgrade(place)
+        if isinstance(place, Path):
+            self._blank = place.with_suffix(".blank")
+            shutil.copyfile(place, self._blank)
+        return place

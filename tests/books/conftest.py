@@ -10,9 +10,8 @@ import pytest
 from poolmeter.clock import ManualClock
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves test folders off the path
+from books_decisions import NOW
 from books_places import KINDS, Places, Server, server
-
-NOW = 1_800_000_000_000_000
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,11 @@
 import itertools
 import threading
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from books_decisions import HOUR, NOW, decision
 
 from poolmeter.books.disk import filesystem_of, parse_mounts, refuse_network
 from poolmeter.books.models import DecisionRow
@@ -15,17 +16,6 @@ from poolmeter.books.writer import ANSWER_US, Books, NotInBooks
 from poolmeter.clock import ManualClock
 from poolmeter.errors import BadInput, Refused
 from poolmeter.model.decision import Decision, DecisionState
-
-NOW = 1_800_000_000_000_000
-HOUR = 3_600_000_000
-
-
-def decision(number: int = 1, node: str = "n1", **changes: object) -> Decision:
-    plain = Decision(
-        id=f"d{number}", node=node, allocation_id="a1", device_uuid="GPU-1", generation=3, sequence=0, created_us=NOW, expires_us=NOW + HOUR,
-        rule="memory-peak", reason="limit far above peak", input_hash="ab" * 32, memory_bytes=1 << 30, memory_before_bytes=1 << 33,
-    )  # fmt: skip
-    return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -17,10 +17,12 @@ def test_contract_names_every_command() -> None:
     roots = {entry.words.split()[0] for entry in cli.COMMANDS}
     assert roots == {
         "up",
+        "books",
         "demo",
         "init",
         "doctor",
         "config",
+        "token",
         "top",
         "exporter",
         "collector",

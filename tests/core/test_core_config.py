@@ -22,6 +22,8 @@ from poolmeter.errors import BadInput
         ("[collector]\nnodes = ['http://a:99999']", "collector.nodes"),
         ("[collector]\nnodes = ['http://a:9877', 'http://a:9877']", "collector.nodes"),
         ("[collector]\nname = ''", "collector.name"),
+        ("[collector]\nbooks = 'books.sqlite'", "collector.books .*, expected: are 'books.sqlite', expected a file or a URL"),
+        ("[collector]\nbooks = 'mysql://db/books'", "collector.books"),
         ("[enforcer]\ncollector = 'nowhere'", "enforcer.collector"),
         ("[accounting]\ntime_zone = 'Mars/Olympus'", "accounting.time_zone"),
         ('[node]\npool = "a\\u001b[31m"', "node.pool"),
@@ -53,6 +55,17 @@ def test_faults_are_named(text: str, named: str) -> None:
 def test_a_file_that_is_no_file(path: str) -> None:
     with pytest.raises(BadInput, match="configuration file"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    "rest", ["//ann:hunter2@db/books", "//db/books?password=hunter2", "//ann:hun@hunter2@db/b", "//db/b?sslpassword=hunter2"]
+)
+def test_a_password_in_a_url_is_refused_and_not_repeated(rest: str) -> None:
+    with pytest.raises(
+        BadInput, match=r"collector.books is .*, expected: .* a password, expected it in the file that PGPASSFILE"
+    ) as caught:
+        parse_config(f"[collector]\nbooks = 'postgresql:{rest}'".encode(), "some.toml")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_bytes_that_are_not_text() -> None:

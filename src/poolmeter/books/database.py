@@ -44,6 +44,7 @@ class Database:
     def __init__(self, where: Path | str, clock: Clock, upgrade: bool = False) -> None:
         self._clock = clock
         self._backend = backend_of(where)
+        self._away = False  # whether it stayed away for all of AGAIN_S the last time
         self.name = self._backend.name
         try:
             found = self._run(Purpose.READ, lambda connection, _: found_revision(connection, self.name), again_s=0)
@@ -69,7 +70,10 @@ class Database:
         return self._run(Purpose.READ, checked)
 
     def write(self, work: Callable[[Writing], T]) -> T:
-        """What `work` returns once all it wrote is durable; nothing of it is when it raises. It may be called again, and counts once."""
+        """What `work` returns once all it wrote is durable; nothing of it is when it raises. It may be called again, and counts once.
+
+        Only an Unavailable after a server was lost at the commit, and stayed away, leaves open which of the two it is.
+        """
 
         def checked(connection: Connection, transaction: str) -> T:
             # Another program may have brought the books further since they were opened.
@@ -78,7 +82,9 @@ class Database:
 
         return self._run(Purpose.WRITE, checked)
 
-    def _run(self, purpose: Purpose, work: Callable[[Connection, str], T], again_s: float = AGAIN_S) -> T:
+    def _run(self, purpose: Purpose, work: Callable[[Connection, str], T], again_s: float | None = None) -> T:
+        # Who knows that it is away does not keep everybody waiting to find that out again.
+        again_s = (0 if self._away else AGAIN_S) if again_s is None else again_s
         transaction, deadline, wait_s = uuid.uuid4().hex, time.monotonic() + again_s, FIRST_WAIT_S
         results: list[T] = []  # what a try returned whose commit was asked for
         while True:
@@ -88,11 +94,14 @@ class Database:
                     if results and purpose is Purpose.WRITE and is_in_log(connection, transaction):
                         return results[-1]
                     results.append(work(connection, transaction))
+                self._away = False
                 return results[-1]
             except UnfitValue as error:
                 raise BadInput(f"books cannot hold what they were given: {' '.join(str(error.orig).split())}") from None
             except DBAPIError as error:
-                if not self._backend.passes(error) or time.monotonic() >= deadline:
+                passes = self._backend.passes(error)
+                if not passes or time.monotonic() >= deadline:
+                    self._away = passes
                     raise self._backend.refusal(error) from None
             except NoneFree:
                 raise Unavailable(f"books {self.name} cannot be used: all connections are in use") from None

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
-from sqlalchemy import Connection, RowMapping, Table, func, insert, select, update
+from sqlalchemy import Connection, Table, func, insert, select, update
 
 from poolmeter.books.models import ChangeRow
 from poolmeter.errors import BadInput
@@ -14,6 +14,8 @@ _log = cast(Table, ChangeRow.__table__)
 # Columns that are not in the log: a hash that nobody needs there, and what is no change by anybody.
 UNLOGGED = frozenset({"secret_sha256", "last_used_us"})
 INT64 = 1 << 63
+
+Row = Mapping[Any, Any]  # a row of a table by column, as the database gave it or as it was written
 
 
 @dataclass(frozen=True)
@@ -34,36 +36,36 @@ class Change:
     after: Mapping[str, object]
 
 
-@dataclass(frozen=True)
 class Writing:
     """A transaction that writes: its connection, its name in the log, and when it began."""
 
-    connection: Connection
-    transaction: str
-    now_us: int
+    def __init__(self, connection: Connection, transaction: str, now_us: int) -> None:
+        self.connection = connection
+        self.transaction = transaction
+        self.now_us = now_us
+        self._number: int | None = None
 
-    def add(self, table: Table, values: Mapping[str, object], by: str, reason: str | None) -> RowMapping:
-        """The row, inserted. `values` has its key `id`."""
-        self.connection.execute(insert(table).values(**fit(values)))
-        row = self._row(table, values["id"])
+    def add(self, table: Table, values: Mapping[str, object], by: str, reason: str | None) -> Row:
+        """The row, inserted. `values` has its key `id`; what it leaves out is None."""
+        row = {column.name: values.get(column.name) for column in table.columns}
+        self.connection.execute(insert(table).values(**fit(row)))
         self._enter(table, by, reason, None, row)
         return row
 
-    def change(self, table: Table, key: str, values: Mapping[str, object], by: str, reason: str | None) -> RowMapping:
+    def change(self, table: Table, key: str, values: Mapping[str, object], by: str, reason: str | None) -> Row:
         """The row with `key`, which must be there, with `values` changed."""
-        before = self._row(table, key)
+        before = self.connection.execute(select(table).where(table.c.id == key)).mappings().one()
         self.connection.execute(update(table).where(table.c.id == key).values(**fit(values)))
-        after = self._row(table, key)
+        after = {**before, **values}
         self._enter(table, by, reason, before, after)
         return after
 
-    def _row(self, table: Table, key: object) -> RowMapping:
-        return self.connection.execute(select(table).where(table.c.id == key)).mappings().one()
-
-    def _enter(self, table: Table, by: str, reason: str | None, before: RowMapping | None, after: RowMapping) -> None:
-        # Counted here, not by the database: a transaction that is undone leaves no gap.
-        number = int(self.connection.execute(select(func.coalesce(func.max(_log.c.number), 0))).scalar_one()) + 1
-        values = {"number": number, "transaction_id": self.transaction, "at_us": self.now_us, "by": by, "reason": reason}
+    def _enter(self, table: Table, by: str, reason: str | None, before: Row | None, after: Row) -> None:
+        # Counted here, not by the database: a transaction that is undone leaves no gap. Nobody else writes meanwhile.
+        if self._number is None:
+            self._number = int(self.connection.execute(select(func.coalesce(func.max(_log.c.number), 0))).scalar_one())
+        self._number += 1
+        values = {"number": self._number, "transaction_id": self.transaction, "at_us": self.now_us, "by": by, "reason": reason}
         values |= {"subject": table.name, "key": after["id"], "before": before and _as_json(before), "after": _as_json(after)}
         self.connection.execute(insert(_log).values(**fit(values)))
 
@@ -110,12 +112,12 @@ def is_text(value: str) -> bool:
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def _as_json(row: RowMapping) -> str:
+def _as_json(row: Row) -> str:
     kept = {name: value for name, value in row.items() if name not in UNLOGGED}
     return json.dumps(kept, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
-def _change(row: RowMapping) -> Change:
+def _change(row: Row) -> Change:
     values = dict(row)
     before, after = values.pop("before"), values.pop("after")
     return Change(**values, before=None if before is None else json.loads(before), after=json.loads(after))

@@ -56,6 +56,9 @@ class Postgres:
             elif purpose is Purpose.UPGRADE:
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = {UPGRADE_MS}")
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})")
+                if connection.exec_driver_sql(f"SELECT to_regclass('{REVISION_TABLE}')").scalar() is not None:
+                    # Writers of the older program first: they would meet the tables in another order.
+                    connection.exec_driver_sql(f"LOCK TABLE {REVISION_TABLE} IN EXCLUSIVE MODE")
             yield connection
 
     def passes(self, error: DBAPIError) -> bool:

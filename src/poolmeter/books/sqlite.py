@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from poolmeter.books.backend import Purpose
 from poolmeter.books.disk import refuse_network
@@ -54,19 +54,37 @@ class Sqlite:
 
 
 def _engine(path: Path) -> Engine:
+    made = False
+
+    def connect() -> sqlite3.Connection:
+        nonlocal made
+        if made and not path.exists():
+            raise sqlite3.OperationalError("the file is not there any more")
+        connection = sqlite3.connect(path, timeout=BUSY_MS / 1000, check_same_thread=False)
+        made = True
+        return connection
+
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
-        poolclass=NullPool,
-        connect_args={"timeout": BUSY_MS / 1000, "check_same_thread": False},
+        creator=connect,
+        pool_size=4,
+        max_overflow=12,
+        pool_timeout=10,
     )
 
     @event.listens_for(engine, "connect")
-    def prepare(connection: sqlite3.Connection, _: object) -> None:
+    def prepare(connection: sqlite3.Connection, entry: ConnectionPoolEntry) -> None:
         # Transactions are begun below and nowhere else.
         connection.isolation_level = None
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous = FULL")
+        entry.info["file"] = _file(path)
+
+    @event.listens_for(engine, "checkout")
+    def check(_: object, entry: ConnectionPoolEntry, __: object) -> None:
+        # What is written to a file that was moved away or replaced would be gone.
+        if entry.info["file"] != _file(path):
+            raise InvalidatePoolError
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
@@ -75,6 +93,14 @@ def _engine(path: Path) -> Engine:
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

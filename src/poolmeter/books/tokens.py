@@ -1,5 +1,6 @@
 """Tokens of the API with roles: who may ask, what for, how long. The secret is shown once; the books keep its hash."""
 
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Sequence
@@ -7,13 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
-from sqlalchemy import RowMapping, Table, select, update
+from sqlalchemy import Table, select, update
 
 from poolmeter.books.database import Database
-from poolmeter.books.ledger import Writing, is_text
+from poolmeter.books.ledger import Row, Writing, is_text
 from poolmeter.books.models import TokenRow
 from poolmeter.clock import Clock
-from poolmeter.errors import BadInput, Refused
+from poolmeter.errors import BadInput, Refused, Unavailable
 
 PREFIX = "pm"
 MAX_NAME = 128
@@ -58,6 +59,7 @@ class Tokens:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._noted: dict[str, int] = {}  # when the use of a token was last written, or tried to be
 
     def add(
         self,
@@ -132,8 +134,11 @@ class Tokens:
         now = self._clock.wall_us()
         if row is None or not same or not _token(row).valid(now):
             return None
-        if row["last_used_us"] is None or now - row["last_used_us"] >= USED_STEP_US:
-            self._used(token_id, now)
+        if now - max(row["last_used_us"] or 0, self._noted.get(token_id, 0)) >= USED_STEP_US:
+            self._noted[token_id] = now
+            # Books that cannot be written, on a full disk perhaps, can still say whose a token is.
+            with contextlib.suppress(Unavailable):
+                self._used(token_id, now)
         return _token(row)
 
     def _used(self, token_id: str, now_us: int) -> None:
@@ -142,7 +147,7 @@ class Tokens:
         self._database.write(lambda writing: writing.connection.execute(update(_tokens).where(_tokens.c.id == token_id).values(**values)))
 
 
-def _token(row: RowMapping) -> Token:
+def _token(row: Row) -> Token:
     return Token(**{name: value for name, value in row.items() if name not in ("role", "secret_sha256")}, role=Role(row["role"]))
 
 

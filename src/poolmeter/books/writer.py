@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import cast
 
-from sqlalchemy import Connection, RowMapping, Table, func, select
+from sqlalchemy import Connection, Table, func, select
 
 from poolmeter.books.backup import backup
 from poolmeter.books.database import Database
-from poolmeter.books.ledger import Change, Writing, changes, is_text
+from poolmeter.books.ledger import Change, Row, Writing, changes, is_text
 from poolmeter.books.models import DecisionRow
 from poolmeter.books.states import OUTCOMES, check_transition, outcome_moves
 from poolmeter.books.tokens import Tokens
@@ -219,7 +219,7 @@ def _next_sequence(connection: Connection, node: str) -> int:
     )
 
 
-def _row(connection: Connection, decision_id: str) -> RowMapping | None:
+def _row(connection: Connection, decision_id: str) -> Row | None:
     return connection.execute(select(_decisions).where(_decisions.c.id == decision_id)).mappings().first()
 
 
@@ -230,7 +230,7 @@ def _find(connection: Connection, decision_id: str) -> Booked:
     return _booked(row)
 
 
-def _booked(row: RowMapping) -> Booked:
+def _booked(row: Row) -> Booked:
     values = dict(row)
     decision = Decision(**{name: values.pop(name) for name in _FIELDS if name != "state"}, state=DecisionState(values.pop("state")))
     return Booked(decision, **values)
