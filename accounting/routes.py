@@ -90,5 +90,6 @@ def _endpoint(report: "Callable[[QueryParams], Report]", known: frozenset[str]) 
             return Response(json.dumps({"error": str(error)}) + "\n", status, media_type="application/json")
 
     answer.__doc__ = report.__doc__
+    answer.parameters = tuple(sorted(known))  # type: ignore[attr-defined]  # for the OpenAPI document
     # A plain function: starlette runs it in a thread, so that a long question does not hold up the pulls.
     return answer

@@ -7,7 +7,8 @@ store can be moved; plain `duckdb` (2.x) must be started in the root.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 CURRENT = "CURRENT"
 _NAME = re.compile(r"^catalog-(\d+)\.duckdb$")
 _ATTEMPTS = 5
+# Told of each connection that is opened in its context, to bound it and to end it: how a server limits what one request asks, whoever asks it.
+opened: "ContextVar[Callable[[duckdb.DuckDBPyConnection], None] | None]" = ContextVar("opened", default=None)
 _RESTORE = "poolmeter store restore puts a backup in its place"
 
 
@@ -87,7 +90,11 @@ def open_any(root: Path) -> "tuple[duckdb.DuckDBPyConnection, int]":
             expected = f"a DuckDB 2 file of store version {STORE_VERSION}"
             raise TornCatalog(f"catalog {path} cannot be opened: {failure:.200}; expected {expected}; {_RESTORE}") from None
         try:
-            return connection, _prepare(connection, root)
+            version = _prepare(connection, root)
+            watch = opened.get()
+            if watch is not None:
+                watch(connection)
+            return connection, version
         except BaseException:
             connection.close()
             raise

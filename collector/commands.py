@@ -14,6 +14,7 @@ from poolmeter.tokens import read_token
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
+    from poolmeter.collector.face import Face
     from poolmeter.collector.retention import Retention
     from poolmeter.config import CollectorSection
 
@@ -30,13 +31,19 @@ class Collector:
         parser.add_argument("--nodes", metavar="URL,URL", help="exporters to pull ([collector] nodes)")
         parser.add_argument("--interval", type=float, metavar="SECONDS", help="time between pulls of a node ([collector] pull_interval_s)")
         parser.add_argument("--token-file", metavar="FILE", help="the exporters' token ([collector] token_file, else none)")
+        parser.add_argument(
+            "--web.config.file", dest="web_config_file", metavar="FILE", help="TLS, passwords and tokens ([collector] web_config_file)"
+        )
+        parser.add_argument("--otlp-endpoint", metavar="URL", help="push traces of its own work there ([collector] otlp_endpoint)")
         parser.add_argument("--local-books", action="store_true", help="keep the books in the data folder, whatever [collector] books says")
         parser.add_argument("--ready-file", metavar="FILE", help='write {"url", "pid"} to FILE once serving')
 
     def run(self, args: argparse.Namespace) -> int:
         from poolmeter.collector.daemon import Settings, run
+        from poolmeter.collector.limits import Limits
         from poolmeter.collector.peers import PeerSettings
         from poolmeter.collector.pull import PullSettings
+        from poolmeter.web.otlp import endpoint_of
 
         config = load_config(args.config).collector
         port = config.port if args.port is None else args.port
@@ -51,6 +58,8 @@ class Collector:
         nodes = (
             (config.nodes if named else ()) if args.nodes is None else tuple(url.strip() for url in args.nodes.split(",") if url.strip())
         )
+        endpoint = args.otlp_endpoint or config.otlp_endpoint
+        face_of(args)  # refused before anything starts
         run(
             Settings(
                 data=CollectorData(data_folder(args.data)),
@@ -59,7 +68,9 @@ class Collector:
                 nodes=tuple(check_url(url) for url in nodes),
                 pull=PullSettings(config.name, None if token_file is None else read_token(token_file), interval_s, config.timeout_s),
                 keep=retention(config),
-                token=None if config.api_token_file is None else read_token(config.api_token_file),
+                face=lambda: face_of(args),
+                limits=Limits(config.requests_per_s, config.queries_at_once, config.query_timeout_s, config.query_memory_mib),
+                otlp_endpoint=None if endpoint is None else endpoint_of(endpoint, "/v1/traces"),
                 ready_file=Path(args.ready_file) if args.ready_file else None,
                 books=None if args.local_books else config.books,
                 discovery=config.discovery,
@@ -82,6 +93,20 @@ def retention(config: "CollectorSection") -> "Retention":
     from poolmeter.collector.retention import Retention
 
     return Retention(config.process_days, config.minute_days, config.hour_days, config.quarantine_days)
+
+
+def face_of(args: argparse.Namespace) -> "Face":
+    """Who may ask and over what, by the files as they are now: at the start and at each SIGHUP. Raises BadInput."""
+    from poolmeter.collector.face import Face
+    from poolmeter.web.config import WebConfig, load_web_config
+    from poolmeter.web.tls import make_context
+
+    config = load_config(args.config).collector
+    file = Path(args.web_config_file) if args.web_config_file else config.web_config_file
+    web = WebConfig() if file is None else load_web_config(file)
+    if web.tls_server_config is not None:
+        make_context(web.tls_server_config)
+    return Face(web, None if config.api_token_file is None else read_token(config.api_token_file))
 
 
 def check_url(text: str) -> str:

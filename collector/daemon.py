@@ -8,38 +8,42 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 import uvicorn
 from starlette.routing import BaseRoute
 
+from poolmeter import __version__
 from poolmeter.books.place import place
 from poolmeter.books.writer import Books
 from poolmeter.clock import Clock, SystemClock
+from poolmeter.collector import tracing
 from poolmeter.collector.api import ApiState, create_app
 from poolmeter.collector.discovery.build import sources_of
 from poolmeter.collector.discovery.source import Source
 from poolmeter.collector.discovery.watch import Discovery
 from poolmeter.collector.events import take_outcomes
+from poolmeter.collector.face import Face, LiveFace, WebServer, nodes_in
+from poolmeter.collector.limits import Limits
 from poolmeter.collector.maintenance import maintain
 from poolmeter.collector.peers import Peers, PeerSettings
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pull import PullSettings
 from poolmeter.collector.pullers import Pullers, cancel
 from poolmeter.collector.push import ADDRESS, SILENT_S, Pushes, PushTokens
-from poolmeter.collector.reception import Outcomes
 from poolmeter.collector.retention import Retention
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Store
+from poolmeter.collector.tracing import Tracer
 from poolmeter.config import DiscoverySection
 from poolmeter.errors import PoolmeterError, Unavailable
 from poolmeter.model.units import HOUR_US
 from poolmeter.places import CollectorData
 from poolmeter.report import write_whole
-from poolmeter.tokens import make_token, read_token
+from poolmeter.web.otlp import Poster
 
 _log = logging.getLogger("poolmeter.collector")
 MAINTENANCE_S = 30.0
@@ -52,10 +56,7 @@ KEEP_ALIVE_S = 70.0  # exporters close theirs after 75
 
 @dataclass(frozen=True)
 class Settings:
-    """What the daemon is told. `pull.token` goes to exporters; `token` is asked of all clients.
-
-    Without `token` only those that write are asked for one: that of the data folder, which is made where there is none.
-    """
+    """What the daemon is told. `pull.token` goes to exporters; `face` reads who may ask and over what, at the start and at SIGHUP."""
 
     data: CollectorData
     host: str
@@ -63,7 +64,9 @@ class Settings:
     nodes: tuple[str, ...]
     pull: PullSettings
     keep: Retention
-    token: str | None = None
+    face: Callable[[], Face]
+    limits: Limits = field(default_factory=Limits)
+    otlp_endpoint: str | None = None
     ready_file: Path | None = None
     books: str | None = None  # a database's URL; without, the file in the data folder
     discovery: tuple[DiscoverySection, ...] = ()
@@ -112,16 +115,17 @@ async def _serve(
     clock: Clock,
 ) -> None:
     stop = asyncio.Event()
-    token = settings.token
-    if token is None:
-        where = make_token(settings.data.root)
-        token = read_token(where)
-        _log.info("writing needs the token in %s", where)
+    loop = asyncio.get_running_loop()
+    face = LiveFace(settings.face, settings.data.root, books, tokens)
+    pushers = nodes_in(books, clock, tokens)
+    loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, face.reload))
+    traces = _traces(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
     known = store.state.nodes
     peers = Peers(settings.peers)
-    stays = {url: row for url, row in known.items() if _stays(row, settings, peers)}
+    allowed = await asyncio.to_thread(pushers)
+    stays = {url: row for url, row in known.items() if _stays(row, settings, peers, allowed)}
     publisher = Publisher(store, forget=known.keys() - stays.keys(), gap_s=min(GAP_S, settings.pull.interval_s / 4))
     # A connection to an exporter outlives the interval: opening one costs as much as a request.
     connector = aiohttp.TCPConnector(limit=0, limit_per_host=4, keepalive_timeout=min(2 * settings.pull.interval_s, KEEP_ALIVE_S))
@@ -136,30 +140,33 @@ async def _serve(
             settings.discovery_limit,
             clock,
         )
-        pushes = _pushes(settings, tokens, known, publisher, pullers, clock, lambda batch: take_outcomes(books, batch))
+        pushed = {url: row for url, row in stays.items() if url.startswith(ADDRESS)}
+        pushes = Pushes(
+            pushed,
+            publisher,
+            pullers.names,
+            settings.pull.consumer,
+            clock,
+            lambda batch: take_outcomes(books, batch),
+            pushers,
+            max(SILENT_S, 4 * settings.pull.interval_s),
+        )
         state = ApiState(
             store,
             books,
-            token,
-            lambda: [*pullers.statuses(), *(pushes.statuses() if pushes else ())],
+            face.authority.credentials.token,
+            lambda: [*pullers.statuses(), *pushes.statuses()],
             publisher,
-            reads_need_token=settings.token is not None,
             clock=clock,
             discovery=lambda: discovery.statuses,
             troubles=peers.reasons,
+            push=pushes.push,
+            authority=face.authority,
+            limits=settings.limits,
+            tracer=traces,
+            reload_ok=lambda: face.reload_ok,
         )
-        own_routes = [pushes.route()] if pushes else []
-        web = _Web(
-            uvicorn.Config(
-                create_app(state, [*own_routes, *extra_routes]),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                log_level="warning",
-                timeout_graceful_shutdown=3,
-            )
-        )
+        web = WebServer(create_app(state, extra_routes), face.context)
         publishing = asyncio.create_task(publisher.run())
         serving = asyncio.create_task(web.serve(sockets=[server]))
         await discovery.start()
@@ -168,11 +175,11 @@ async def _serve(
             asyncio.create_task(peers.run(session, pullers.share_anew)),
             asyncio.create_task(discovery.run()),
             asyncio.create_task(_forget_gone(pullers, settings.gone_hours * HOUR_US, clock)),
-            *([asyncio.create_task(pushes.watch())] if pushes else ()),
+            asyncio.create_task(pushes.watch()),
         ]
         stopping = asyncio.create_task(stop.wait())
         try:
-            await _announce(web, serving, server, settings)
+            await _announce(web, serving, server, settings, face.scheme)
             await asyncio.wait({stopping, serving, publishing}, return_when=asyncio.FIRST_COMPLETED)
             await cancel(working)
             await pullers.stop()
@@ -185,6 +192,8 @@ async def _serve(
             web.should_exit = True
             await asyncio.gather(serving, return_exceptions=True)
             await cancel([publishing])
+            if traces is not None:
+                await asyncio.to_thread(traces.stop)
             if settings.ready_file is not None:
                 settings.ready_file.unlink(missing_ok=True)
         for task in (serving, publishing):
@@ -192,28 +201,11 @@ async def _serve(
                 raise Unavailable(f"collector stopped: {task.exception()!r:.200}") from task.exception()
 
 
-def _stays(row: NodeRow, settings: Settings, peers: Peers) -> bool:
+def _stays(row: NodeRow, settings: Settings, peers: Peers, pushers: frozenset[str]) -> bool:
     """Whether the store's word on an exporter outlives the start; one that was configured and is no more is forgotten."""
     if row.url.startswith(ADDRESS):
-        return settings.push_tokens_file is not None
+        return row.url.removeprefix(ADDRESS) in pushers
     return (row.url in settings.nodes or bool(settings.discovery)) and peers.mine(row.url)
-
-
-def _pushes(
-    settings: Settings,
-    tokens: PushTokens | None,
-    known: Mapping[str, NodeRow],
-    publisher: Publisher,
-    pullers: Pullers,
-    clock: Clock,
-    outcomes: Outcomes,
-) -> Pushes | None:
-    if tokens is None:
-        return None
-    silent_s = max(SILENT_S, 4 * settings.pull.interval_s)
-    return Pushes(
-        known, tokens.node_of, publisher, pullers.names, settings.pull.consumer, clock, outcomes, nodes=tokens.nodes, silent_s=silent_s
-    )
 
 
 async def _forget_gone(pullers: Pullers, after_us: int, clock: Clock) -> None:
@@ -230,20 +222,23 @@ def _take_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class _Web(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # The daemon stops the server itself, after the last pull.
-        yield
+def _traces(settings: Settings) -> Tracer | None:
+    """The tracer in force from here on, in what this task starts; None when nothing is traced. Raises BadInput."""
+    if settings.otlp_endpoint is None:
+        return None
+    made = Tracer(Poster(settings.otlp_endpoint, f"poolmeter/{__version__}"), settings.pull.consumer)
+    made.start()
+    tracing.tracer.set(made)
+    return made
 
 
-async def _announce(web: uvicorn.Server, serving: "asyncio.Task[None]", server: socket.socket, settings: Settings) -> None:
+async def _announce(web: uvicorn.Server, serving: "asyncio.Task[None]", server: socket.socket, settings: Settings, scheme: str) -> None:
     while not web.started and not serving.done():
         await asyncio.sleep(0.005)
     if serving.done():
         return
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{server.getsockname()[1]}"
+    url = f"{scheme}://{host}:{server.getsockname()[1]}"
     _log.info("collector serves %s, store %s, %d nodes", url, settings.data.store, len(settings.nodes))
     if settings.ready_file is not None:
         await asyncio.to_thread(write_whole, settings.ready_file, (json.dumps({"url": url, "pid": os.getpid()}) + "\n").encode())

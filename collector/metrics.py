@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from poolmeter.collector.tables import SegmentKind
 from poolmeter.model.units import MICROSECONDS
+from poolmeter.web.protocol import PatientProtocol
 
 if TYPE_CHECKING:
     from poolmeter.collector.api import ApiState
@@ -22,7 +23,7 @@ def render(state: "ApiState") -> bytes:
     """The page in Prometheus text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Own(state))
-    return generate_latest(registry)
+    return generate_latest(registry) + generate_latest(state.observed.registry)
 
 
 class _Own(Collector):
@@ -33,6 +34,7 @@ class _Own(Collector):
         yield from self._nodes()
         yield from self._discovery()
         yield from self._store()
+        yield from self._own()
 
     def _nodes(self) -> Iterator[Metric]:
         labels = ["url"]
@@ -82,3 +84,22 @@ class _Own(Collector):
             spent.add_metric([], publisher.publications, publisher.seconds)
             yield spent
             yield CounterMetricFamily(f"{_PREFIX}_publish_failures", "Publications that failed.", publisher.failures)
+
+    def _own(self) -> Iterator[Metric]:
+        queries, tracer = self._state.queries, self._state.tracer
+        if queries is not None:
+            yield GaugeMetricFamily(f"{_PREFIX}_queries_running", "Questions to the store that run.", queries.running)
+            yield GaugeMetricFamily(f"{_PREFIX}_queries_waiting", "Questions that wait for their turn.", queries.waiting)
+        dropped = CounterMetricFamily(f"{_PREFIX}_connections_dropped", "Connections of peers too slow to wait for.", labels=["reason"])
+        for reason, number in PatientProtocol.dropped.items():
+            dropped.add_metric([reason], number)
+        yield dropped
+        reloaded = self._state.reload_ok()
+        if reloaded is not None:
+            text = "Whether the last SIGHUP was honoured; absent before the first."
+            yield GaugeMetricFamily(f"{_PREFIX}_config_last_reload_success", text, int(reloaded))
+        if tracer is not None:
+            spans = CounterMetricFamily(f"{_PREFIX}_spans", "Spans of traces, by what became of them.", labels=["result"])
+            spans.add_metric(["sent"], tracer.sent)
+            spans.add_metric(["dropped"], tracer.dropped)
+            yield spans

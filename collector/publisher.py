@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from poolmeter.collector.now import Newest
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Batch, Store
+from poolmeter.collector.tracing import span
 from poolmeter.errors import PoolmeterError
 
 _log = logging.getLogger("poolmeter.collector")
@@ -161,12 +162,13 @@ class Publisher:
         started = time.perf_counter()
         forgotten = frozenset(self._forgotten)
         try:
-            self._store.publish(
-                [update.batch for update in updates if update.batch is not None],
-                [update.newest for update in updates if update.newest is not None],
-                [update.node for update in updates],
-                forget=forgotten,
-            )
+            with span("publish", attributes={"poolmeter.nodes": len(updates)}):
+                self._store.publish(
+                    [update.batch for update in updates if update.batch is not None],
+                    [update.newest for update in updates if update.newest is not None],
+                    [update.node for update in updates],
+                    forget=forgotten,
+                )
         except PoolmeterError as error:
             self.failures += 1
             return error

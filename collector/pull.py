@@ -18,6 +18,7 @@ from poolmeter.collector.now import Newest, newest
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.reception import Claim, Got, Intake, Outcomes, aside, parsed
 from poolmeter.collector.state import NodeRow
+from poolmeter.collector.tracing import CLIENT, span
 from poolmeter.errors import PoolmeterError, Refused, Unavailable
 
 _log = logging.getLogger("poolmeter.collector")
@@ -83,7 +84,9 @@ class NodePuller:
         async with self._busy:
             self.status.pulls += 1
             try:
-                warning = await self._pull()
+                with span("pull", attributes={"url.full": self._base}) as traced:
+                    warning = await self._pull()
+                    traced.set("poolmeter.node", self.status.row.node)
             except Refused as error:
                 await self._intake.failed("refused", str(error))
                 return False
@@ -129,9 +132,10 @@ class NodePuller:
 
     async def _usage(self, after: tuple[str, int] | None, with_snapshot: bool) -> Got:
         query = ([f"after={quote(after[0])},{after[1]}"] if after else []) + (["snapshot=arrow"] if with_snapshot else [])
-        async with self._request("GET", "/v1/usage" + ("?" + "&".join(query) if query else "")) as response:
-            body = await bounded(response, USAGE_LIMIT)
-            headers = response.headers
+        with span("GET /v1/usage", CLIENT):
+            async with self._request("GET", "/v1/usage" + ("?" + "&".join(query) if query else "")) as response:
+                body = await bounded(response, USAGE_LIMIT)
+                headers = response.headers
         return await aside(len(body), lambda: parsed(headers, body))
 
     async def _json_snapshot(self, node: str) -> tuple[Newest | None, str | None]:

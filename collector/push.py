@@ -16,10 +16,10 @@ from pathlib import Path
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from poolmeter.clock import Clock
 from poolmeter.collector.bodies import NODE, USAGE_LIMIT
+from poolmeter.collector.gate import caller_of
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pullers import Names
 from poolmeter.collector.reception import Got, Intake, NodeStatus, Outcomes, parsed
@@ -135,13 +135,13 @@ class Pushes:
     """Everything that is pushed. Methods belong to the event loop's thread.
 
     `known` are the store's rows; `names` guards that no node is both pulled and pushed; `consumer` is whose acknowledgements these are;
-    `nodes` tells who may push now, so that those who no longer may leave their name to a pull (None: that is not known).
+    `nodes` tells who may push now, so that those who no longer may leave their name to a pull (None: that is not known). Who a request is
+    from the gate in front of the endpoint has found out.
     """
 
     def __init__(
         self,
         known: Mapping[str, NodeRow],
-        node_of: NodeOfToken,
         publisher: Publisher,
         names: Names,
         consumer: str,
@@ -150,7 +150,6 @@ class Pushes:
         nodes: Callable[[], frozenset[str]] | None = None,
         silent_s: float = SILENT_S,
     ) -> None:
-        self._node_of = node_of
         self._allowed = nodes
         self._publisher = publisher
         self._names = names
@@ -171,23 +170,11 @@ class Pushes:
         """The state of every node that pushes."""
         return [pushed.intake.status for pushed in self._nodes.values()]
 
-    def route(self) -> Route:
-        """The endpoint."""
-
-        async def push(request: Request) -> Response:
-            """Take in records and the snapshot of the node whose token it is; answers with the acknowledgement"""
-            return await self.push(request)
-
-        return Route(PATH, push, methods=["POST"])
-
     async def push(self, request: Request) -> Response:
-        """Store what a node posts, and acknowledge it. 401, 413, 415, 429 and the statuses of errors; nothing is stored then."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        node = await asyncio.to_thread(self._node_of, token.strip()) if scheme.lower() == "bearer" and token.strip() else None
+        """Store what a node posts, and acknowledge it. 413, 415, 429 and the statuses of errors; nothing is stored then."""
+        node = caller_of(request.scope).node
         if node is None:
-            return _error(
-                401, "the request has no token of a node, expected Authorization: Bearer with a token of collector.push_tokens_file"
-            )
+            return _error(403, "the token is bound to no node, expected one of the role node")
         now_s = asyncio.get_running_loop().time()
         pushed = self._nodes.get(node) or self._pushed(NodeRow(f"{ADDRESS}{node}", None, None, None, "new"))
         self._nodes[node] = pushed
@@ -206,7 +193,10 @@ class Pushes:
         while True:
             await asyncio.sleep(self._silent_s / 4)
             if self._allowed is not None:
-                self.retire(await asyncio.to_thread(self._allowed))
+                try:
+                    self.retire(await asyncio.to_thread(self._allowed))
+                except PoolmeterError as error:  # who may push cannot be told now: whoever could still can
+                    _log.error("%s", error)
             await self.find_silent(asyncio.get_running_loop().time())
 
     async def find_silent(self, now_s: float) -> None:

@@ -31,6 +31,7 @@ from poolmeter.model.plain import from_plain
 from poolmeter.model.units import parse_percent, parse_size
 from poolmeter.places import NodeData, NodeRun, data_folder, run_folder
 from poolmeter.tokens import client_token, read_token
+from poolmeter.web.trust import SYSTEM, trust_of
 
 _COLUMNS = (
     "node",
@@ -73,6 +74,9 @@ class Enforcer:
             "--token-file", metavar="FILE", help="the collector's token (collector.api_token_file, else the file token of the data folder)"
         )
         parser.add_argument(
+            "--ca-file", metavar="FILE", help="certificates to trust of a collector that serves TLS (collector.api_ca_file)"
+        )
+        parser.add_argument(
             "--interval", type=float, metavar="SECONDS", help="time between two looks for decisions (enforcer.decision_interval_s)"
         )
         parser.add_argument("--ready-file", metavar="FILE", help="created once requests are answered")
@@ -86,14 +90,21 @@ class Enforcer:
                 raise BadInput(f"--interval is {args.interval:g}, expected 0.2 to 3600 seconds")
             config = config.model_copy(update={"enforcer": config.enforcer.model_copy(update={"decision_interval_s": args.interval})})
         daemon = build(
-            config, NodeRun(run_folder(args.run_folder)), NodeData(data_folder(args.data)), args.simulate, args.collector, args.token_file
-        )
+            config, NodeRun(run_folder(args.run_folder)), NodeData(data_folder(args.data)), args.simulate, args.collector, args.token_file,
+            args.ca_file,
+        )  # fmt: skip
         asyncio.run(_serve(daemon, None if args.ready_file is None else Path(args.ready_file)))
         return 0
 
 
 def build(
-    config: Config, run: NodeRun, data: NodeData, simulate: bool, collector: str | None = None, token_file: str | None = None
+    config: Config,
+    run: NodeRun,
+    data: NodeData,
+    simulate: bool,
+    collector: str | None = None,
+    token_file: str | None = None,
+    ca_file: str | None = None,
 ) -> Daemon:
     """A daemon ready to serve: its book is open and its devices have been read. Raises BadInput, DataError or Unavailable."""
     machine = os.environ.get("POOLMETER_SIM_MACHINE")
@@ -102,6 +113,9 @@ def build(
     named = config.collector.api_token_file if token_file is None else Path(token_file)
     if named is not None:
         read_token(named)  # refused at the start rather than at every look for decisions
+    trust = trust_of(config.collector, ca_file)
+    if trust != SYSTEM:
+        trust.context()
 
     def token() -> str | None:
         return client_token(named, data.root)
@@ -113,7 +127,7 @@ def build(
     book.open()
     source = collector if collector is not None else settings.collector
     margin = 1 + Decimal(config.recommend.memory_resident_percent) / 100
-    poll = DecisionPoll(book, config.node.name, source, settings.decision_interval_s, margin, token) if source else None
+    poll = DecisionPoll(book, config.node.name, source, settings.decision_interval_s, margin, token, trust=trust) if source else None
     return Daemon(book, config.node.name, machine, poll)
 
 

@@ -19,6 +19,7 @@ from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused, Unava
 from poolmeter.model.decision import Decision, DecisionState, JournalEvent
 from poolmeter.model.plain import from_plain
 from poolmeter.model.units import FULL_SHARE_PPM, format_size
+from poolmeter.web.trust import SYSTEM, Trust
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +97,14 @@ class DecisionPoll:
         margin: Decimal = Decimal("1.1"),
         token: Token = lambda: None,
         fetch: Fetch | None = None,
+        trust: Trust = SYSTEM,
     ) -> None:
         self.book = book
         self.node = node
         self.url = f"{collector.rstrip('/')}/v1/decisions?{urllib.parse.urlencode({'state': 'approved', 'node': node})}"
         self._interval_s = interval_s
         self._margin = margin
-        self._fetch = fetch or (lambda url: fetch_url(url, token()))
+        self._fetch = fetch or (lambda url: fetch_url(url, token(), trust))
         self._silent = False
 
     async def run(self) -> None:
@@ -135,10 +137,9 @@ class DecisionPoll:
         return tuple(events)
 
 
-def fetch_url(url: str, token: str | None = None) -> bytes:
-    """The body behind a URL, asked with a bearer token where there is one. Raises Unavailable."""
-    # No proxy of the environment: the collector is an address of the operator's own network.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def fetch_url(url: str, token: str | None = None, trust: Trust = SYSTEM) -> bytes:
+    """The body behind a URL, asked with a bearer token where there is one. Raises Unavailable, and BadInput for files of `trust`."""
+    opener = trust.opener(url)  # made anew each time, so that files that are rotated are in force
     try:
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
         with opener.open(request, timeout=_TIMEOUT_S) as answer:
@@ -147,6 +148,8 @@ def fetch_url(url: str, token: str | None = None) -> bytes:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(error, urllib.error.HTTPError):
             error.close()
+            if error.code == 403:
+                reason = "the token that was sent has a role that may not ask, expected an operator's (--token-file, else collector.api_token_file)"
             if error.code == 401:
                 found = "does not take the token that was sent" if token else "asks for a token and none was sent"
                 reason = f"it {found}, expected the collector's own (--token-file, else collector.api_token_file)"

@@ -32,7 +32,7 @@ def configured_url(exporter: "ExporterSection") -> str:
     """The URL of the configured exporter. A web configuration that cannot be read, say as it is another user's, is taken for one without TLS."""
     scheme = "http"
     if exporter.web_config_file is not None:
-        from poolmeter.exporter.webconfig import speaks_tls
+        from poolmeter.web.config import speaks_tls
 
         with contextlib.suppress(BadInput):
             scheme = "https" if speaks_tls(exporter.web_config_file) else "http"

@@ -119,8 +119,8 @@ def _report(snapshot: Snapshot) -> Report:
 
 def serve(args: argparse.Namespace) -> int:
     """The daemon: until SIGTERM, then close the running minute, and linger until it is acknowledged."""
-    from poolmeter.exporter.guard import Guard
     from poolmeter.exporter.server import Face, Server, listen
+    from poolmeter.web.guard import Guard
 
     plan = plan_of(args)
     run, data = NodeRun(run_folder(args.run)), NodeData(data_folder(args.data))
@@ -132,7 +132,7 @@ def serve(args: argparse.Namespace) -> int:
         stack.callback(bound.close)
         context = None
         if plan.web.tls_server_config is not None:
-            from poolmeter.exporter.tls import RotatingContext
+            from poolmeter.web.tls import RotatingContext
 
             context = RotatingContext(plan.web.tls_server_config)
         spool = Spool(data.spool, plan.settings.node, plan.consumers)

@@ -12,13 +12,13 @@ from poolmeter.errors import BadInput, PoolmeterError
 from poolmeter.exporter.agent import Agent, Settings
 from poolmeter.exporter.push import PushPlan, push_plan
 from poolmeter.exporter.sampling import SamplerProcess
-from poolmeter.exporter.webconfig import WebConfig, load_web_config
 from poolmeter.tokens import read_token
+from poolmeter.web.config import WebConfig, load_web_config
 
 if TYPE_CHECKING:
-    from poolmeter.exporter.guard import Guard
     from poolmeter.exporter.server import Face
-    from poolmeter.exporter.tls import RotatingContext
+    from poolmeter.web.guard import Guard
+    from poolmeter.web.tls import RotatingContext
 
 _LOG = logging.getLogger("poolmeter.exporter")
 COMPAT = ("dcgm", "hami")
@@ -53,7 +53,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     web_file = Path(args.web_config_file) if args.web_config_file else section.web_config_file
     web = load_web_config(web_file) if web_file is not None else WebConfig()
     if web.tls_server_config is not None:
-        from poolmeter.exporter.tls import make_context
+        from poolmeter.web.tls import make_context
 
         make_context(web.tls_server_config)
     unknown = [name for name in args.compat or () if name not in COMPAT]
@@ -61,7 +61,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         raise BadInput(f"--compat is {unknown[0]!r:.40}, expected {' or '.join(COMPAT)}")
     endpoint = args.otlp_endpoint or section.otlp_endpoint
     if endpoint is not None:
-        from poolmeter.exporter.otlp import endpoint_of
+        from poolmeter.web.otlp import endpoint_of
 
         endpoint = endpoint_of(endpoint)
     return Plan(

@@ -22,10 +22,9 @@ from poolmeter.model.decision import Decision, DecisionState
 from poolmeter.model.plain import from_plain, to_plain
 from poolmeter.places import CollectorData
 from poolmeter.tokens import client_token
+from poolmeter.web.trust import SYSTEM, Trust, trust_of
 
 TIMEOUT_S = 10.0
-# A pool's collector is asked directly: a proxy of the environment is for other places.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 SUPERSEDED = "superseded by "
 RECOMMENDER = "recommender"
 
@@ -79,9 +78,10 @@ class ApiStore:
 
     served = True
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, trust: Trust = SYSTEM) -> None:
         self._url = url.rstrip("/")
         self._token = token
+        self._trust = trust
 
     def add(self, decisions: Sequence[Decision]) -> Sequence[Booked]:
         return self._ask("/v1/decisions", {"decisions": [to_plain(decision) for decision in decisions], "by": RECOMMENDER})
@@ -100,7 +100,7 @@ class ApiStore:
         return self._ask(f"/v1/decisions/{urllib.parse.quote(decision_id, safe='')}/{verb}", {"by": by, "reason": reason})[0]
 
     def _ask(self, path: str, body: object = None) -> Sequence[Booked]:
-        answer = fetch(self._url + path, self._token, body)
+        answer = fetch(self._url + path, self._token, body, self._trust)
         rows = answer.get("rows")
         if not isinstance(rows, list):
             raise DataError(f"decisions of {self._url} are {answer!r:.60}, expected an object with rows")
@@ -113,7 +113,7 @@ def _booked(row: object, what: str) -> Booked:
     return from_plain(Booked, {**row, "decision": to_plain(decision)}, what)
 
 
-def fetch(url: str, token: str | None = None, body: object = None) -> dict[str, object]:
+def fetch(url: str, token: str | None = None, body: object = None, trust: Trust = SYSTEM) -> dict[str, object]:
     """The JSON object of a collector's answer; a POST when there is a body.
 
     Raises what the collector refused with (BadInput, Refused), Unavailable when it does not answer, DataError on no JSON object.
@@ -123,7 +123,7 @@ def fetch(url: str, token: str | None = None, body: object = None) -> dict[str, 
     if body is not None:
         data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
     try:
-        with _OPENER.open(urllib.request.Request(url, data, headers), timeout=TIMEOUT_S) as answer:
+        with trust.opener(url).open(urllib.request.Request(url, data, headers), timeout=TIMEOUT_S) as answer:
             text = answer.read()
     except urllib.error.HTTPError as error:
         raise _refusal(error, url) from None
@@ -139,7 +139,7 @@ def fetch(url: str, token: str | None = None, body: object = None) -> dict[str, 
 
 
 def _refusal(error: urllib.error.HTTPError, url: str) -> PoolmeterError:
-    kinds: dict[int, type[PoolmeterError]] = {400: BadInput, 404: BadInput, 409: Refused}
+    kinds: dict[int, type[PoolmeterError]] = {400: BadInput, 403: Refused, 404: BadInput, 409: Refused}
     with error:
         try:
             sentence = str(json.loads(error.read())["error"])
@@ -152,9 +152,10 @@ def _refusal(error: urllib.error.HTTPError, url: str) -> PoolmeterError:
 def open_store(data: Path, collector: CollectorSection) -> "Iterator[DecisionStore]":
     """The decisions of a data folder. Raises Unavailable or BadInput when its books cannot be opened."""
     token = client_token(collector.api_token_file, data)
+    trust = trust_of(collector)
     url = collector_url(data, collector, token)
     if url is not None:
-        yield ApiStore(url, token)
+        yield ApiStore(url, token, trust)
         return
     path = CollectorData(data).books
     if collector.books is None and not path.exists() and current_name(CollectorData(data).store) is None:
@@ -170,12 +171,15 @@ def collector_url(data: Path, collector: CollectorSection, token: str | None = N
     `poolmeter up` names its own in up.json. One that was started by itself is known by the configured address; it is taken only if
     the store it serves is this folder's, for another pool's collector may have that port.
     """
+    trust = trust_of(collector)
     named = _named_in(data / "up.json")
-    if named is not None and _answers(f"{named}/healthz"):
+    if named is not None and _answers(f"{named}/healthz", trust):
         return named
-    configured = f"http://{collector.host}:{collector.port}"
-    if collector.port and _answers(f"{configured}/healthz") and _serves(configured, CollectorData(data).store, token):
-        return configured
+    # Which of the two it speaks is in a file that a client may not be allowed to read.
+    for scheme in ("http", "https"):
+        configured = f"{scheme}://{collector.host}:{collector.port}"
+        if collector.port and _answers(f"{configured}/healthz", trust) and _serves(configured, CollectorData(data).store, token, trust):
+            return configured
     return None
 
 
@@ -187,21 +191,21 @@ def _named_in(path: Path) -> str | None:
     return url.rstrip("/") if isinstance(url, str) else None
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, trust: Trust) -> bool:
     try:
-        with _OPENER.open(url, timeout=TIMEOUT_S) as answer:
+        with trust.opener(url).open(url, timeout=TIMEOUT_S) as answer:
             return bool(answer.status == 200)
     except (OSError, ValueError, http.client.HTTPException):
         return False
 
 
-def _serves(url: str, root: Path, token: str | None) -> bool:
+def _serves(url: str, root: Path, token: str | None, trust: Trust) -> bool:
     """Whether a collector's published generation is the one this root's CURRENT names; asked thrice, for it may be publishing."""
     for _ in range(3):
         before = current_name(root)
         if before is None:
             return False
-        store = fetch(f"{url}/v1/health", token).get("store")
+        store = fetch(f"{url}/v1/health", token, trust=trust).get("store")
         found = store.get("generation") if isinstance(store, dict) else None
         if found in (generation_of(before), generation_of(current_name(root) or "")):
             return True

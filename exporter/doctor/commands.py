@@ -32,7 +32,11 @@ class Doctor:
         parser.add_argument("--exporter", metavar="URL", help="the exporter of this node (a running pool's, else the configured one)")
         parser.add_argument("--collector", metavar="URL", help="the collector (a running pool's, else the configured one)")
         parser.add_argument("--token-file", metavar="FILE", help="bearer token for an exporter that asks for one")
-        parser.add_argument("--ca-file", metavar="FILE", help="certificates to trust of an https exporter (the system's)")
+        parser.add_argument(
+            "--ca-file",
+            metavar="FILE",
+            help="certificates to trust of an https exporter, and of an https collector without collector.api_ca_file (the system's)",
+        )
         parser.add_argument("--prometheus", metavar="URL", default="http://127.0.0.1:9090", help="a Prometheus (http://127.0.0.1:9090)")
         parser.add_argument("--grafana", metavar="URL", default="http://127.0.0.1:3000", help="a Grafana (http://127.0.0.1:3000)")
         parser.add_argument("--simulate", action="store_true", help="look at the simulated driver ($POOLMETER_SIM_MACHINE)")
@@ -73,7 +77,7 @@ def configuration_of(option: str | None) -> "tuple[Config, list[Finding]]":
     found = [ok("configuration", f"{config_path(option) or 'the defaults'} can be honoured")]
     web = config.exporter.web_config_file
     if web is not None:
-        from poolmeter.exporter.webconfig import speaks_tls
+        from poolmeter.web.config import speaks_tls
 
         try:
             found.append(ok("web configuration", f"{web} is {'with' if speaks_tls(web) else 'without'} TLS"))
@@ -89,6 +93,7 @@ def examine(args: argparse.Namespace, config: "Config", machine: "Machine") -> "
     from poolmeter.exporter.doctor import driver, node, services
     from poolmeter.places import data_folder
     from poolmeter.tokens import read_token
+    from poolmeter.web.trust import trust_of
 
     data = data_folder(args.data)
     pool = running_pool(data)
@@ -107,7 +112,8 @@ def examine(args: argparse.Namespace, config: "Config", machine: "Machine") -> "
         for item in found:
             yield dataclasses.replace(item, node=subject.name)
     url = args.collector or _text(pool.get("urls"), "collector") or config.enforcer.collector
-    yield from services.collector_findings(url, config.collector.api_token_file, data, [subject.name for subject in subjects])
+    trust = trust_of(config.collector, args.ca_file if config.collector.api_ca_file is None else None)
+    yield from services.collector_findings(url, config.collector.api_token_file, data, [subject.name for subject in subjects], trust)
     yield from services.neighbour_findings(args.prometheus, args.grafana)
 
 

@@ -18,15 +18,16 @@ from poolmeter.exporter.owners import process_key, unbilled
 from poolmeter.exporter.top.feed import Address, parse_snapshots
 from poolmeter.model.snapshot import Snapshot
 from poolmeter.tokens import client_token, own_token_file
+from poolmeter.web.trust import SYSTEM, Trust
 
 _SKEW_WARNING_S, _SKEW_PROBLEM_S = 2, 30
 
 
 def _get(
-    url: str, path: str, token: str | None = None, timeout_s: float = 3.0, ca_file: str | None = None
+    url: str, path: str, token: str | None = None, timeout_s: float = 3.0, ca_file: str | None = None, trust: Trust | None = None
 ) -> tuple[int, bytes, str | None]:
     """Status, body and the Date header. Raises BadInput, OSError or HTTPException."""
-    address = Address(url, token, ca_file, timeout_s)
+    address = Address(url, token, ca_file, timeout_s, trust)
     try:
         status, body = address.get(path)
         return status, body, address.date
@@ -130,7 +131,9 @@ def snapshot_findings(snapshot: Snapshot) -> Iterator[Finding]:
         )
 
 
-def collector_findings(url: str | None, token_file: Path | None, data: Path, nodes: Sequence[str]) -> Iterator[Finding]:
+def collector_findings(
+    url: str | None, token_file: Path | None, data: Path, nodes: Sequence[str], trust: Trust = SYSTEM
+) -> Iterator[Finding]:
     """Whether the collector answers, knows these nodes and takes our token, and whether its clock is ours."""
     if url is None:
         yield ok("collector", "none is configured")
@@ -141,7 +144,7 @@ def collector_findings(url: str | None, token_file: Path | None, data: Path, nod
     except BadInput as error:
         bad = str(error)
     try:
-        status, body, date = _get(url, "/v1/nodes", token)
+        status, body, date = _get(url, "/v1/nodes", token, trust=trust)
     except BadInput as error:
         yield problem("collector", str(error), "poolmeter config check")
         return

@@ -8,12 +8,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from poolmeter.errors import BadInput, DataError
 from poolmeter.model.plain import from_plain
 from poolmeter.model.snapshot import Snapshot
+from poolmeter.web.trust import Trust
 
 MAX_BYTES = 256 << 20
 
@@ -32,7 +34,9 @@ class Answer:
 class Address:
     """One server, asked over a connection that is kept. Raises BadInput for what is no http or https URL."""
 
-    def __init__(self, url: str, token: str | None = None, ca_file: str | None = None, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, url: str, token: str | None = None, ca_file: str | None = None, timeout_s: float = 5.0, trust: Trust | None = None
+    ) -> None:
         self.url = url.rstrip("/")
         try:
             parts = urlsplit(self.url)
@@ -49,10 +53,7 @@ class Address:
         self._timeout_s = timeout_s
         self._context: ssl.SSLContext | None = None
         if parts.scheme == "https":
-            try:
-                self._context = ssl.create_default_context(cafile=ca_file)
-            except (OSError, ssl.SSLError) as error:
-                raise BadInput(f"--ca-file {ca_file} cannot be used: {error}, expected certificates in PEM") from None
+            self._context = (trust or Trust(None if ca_file is None else Path(ca_file))).context()
         self._connection: http.client.HTTPConnection | None = None
         self.date: str | None = None  # what time it was there at the last answer, as it said
 

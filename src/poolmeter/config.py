@@ -256,6 +256,15 @@ class CollectorSection(_Section):
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     token_file: Path | None = None
     api_token_file: Path | None = None
+    api_ca_file: Path | None = None
+    api_cert_file: Path | None = None
+    api_key_file: Path | None = None
+    web_config_file: Path | None = None
+    requests_per_s: Annotated[float, Field(ge=0, le=100_000)] = 100.0
+    queries_at_once: Annotated[int, Field(strict=True, ge=1, le=64)] = 4
+    query_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    query_memory_mib: Annotated[int, Field(strict=True, ge=64, le=1_048_576)] = 1024
+    otlp_endpoint: Url | None = None
     books: Annotated[str, AfterValidator(_books)] | None = None
     process_days: Days = 1
     minute_days: Days = 400

@@ -259,6 +259,12 @@ class Pool:
             return []
         return ["--token-file", str(make_token(self.data))]
 
+    def _reader(self) -> list[str]:
+        """The option that names the collector's own token: reading asks for one too once somebody has been given a token with a role."""
+        from poolmeter.config import load_config
+
+        return [] if load_config(self.config).collector.api_token_file is not None else ["--token-file", str(make_token(self.data))]
+
     def _exporter_port(self) -> int:
         from poolmeter.config import load_config
 
@@ -275,6 +281,7 @@ class Pool:
         words = ["enforcer", "--name", node.name, "--run", str(node.run), "--collector", collector_url]
         if node.machine is not None:
             words += ["--simulate", "--interval", str(self.interval_s)]
+        words += self._reader()
         return self._add(self._named("enforcer", node), words, node.data, self.environment(node))
 
     def _dashboard(self, port: int) -> Daemon:

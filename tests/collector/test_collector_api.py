@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,12 +27,14 @@ from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.reception import NodeStatus
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Batch, Store
+from poolmeter.collector.tracing import Tracer
 from poolmeter.config import CollectorSection
 from poolmeter.model.decision import Decision
 from poolmeter.model.plain import from_plain, to_plain
 from poolmeter.model.snapshot import Snapshot
 from poolmeter.model.units import HOUR_US
 from poolmeter.model.usage import RecordKind
+from poolmeter.web.otlp import Poster
 
 DAY = 1_799_971_200_000_000
 NOW = DAY + 12 * HOUR_US
@@ -74,7 +77,11 @@ async def test_writing_needs_the_token_where_reading_needs_none(state: ApiState)
 
 @pytest.mark.parametrize(
     ("path", "known"),
-    [("/v1/usage?by=tenant", "kind or from or to"), ("/v1/decisions?stat=approved", "state or node"), ("/v1/nodes?node=n1", "none")],
+    [
+        ("/v1/usage?by=tenant", "kind or tier or from or to"),
+        ("/v1/decisions?stat=approved", "state or node"),
+        ("/v1/nodes?node=n1", "none"),
+    ],
 )
 async def test_a_parameter_that_is_not_known_is_refused(state: ApiState, path: str, known: str) -> None:
     """A filter that is silently ignored answers for everything."""
@@ -224,7 +231,8 @@ async def test_openapi_holds_every_route_and_the_routes_of_other_components(stat
         return PlainTextResponse("42")
 
     app = create_app(state, [Route("/v1/chargeback", extra)])
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://collector") as http:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://collector", headers=headers) as http:
         document = (await http.get("/openapi.json")).json()
         assert (await http.get("/v1/chargeback")).text == "42"
     assert document["openapi"].startswith("3.")
@@ -236,6 +244,12 @@ async def test_openapi_holds_every_route_and_the_routes_of_other_components(stat
         "kind",
         "from",
         "to",
+        "tier",
+        "node",
+        "tenant",
+        "allocation",
+        "device",
+        "columns",
         "limit",
         "cursor",
     }
@@ -262,6 +276,8 @@ async def test_the_reference_page_lists_every_endpoint_metric_rule_and_setting(s
     ]
     assert sorted(first["API"]) == sorted(routes)
     state.publisher = Publisher(state.store)
+    state.tracer = Tracer(Poster("http://127.0.0.1:1", "test", environment={}), "c1")
+    state.reload_ok = lambda: True
     status = state.statuses()[0]
     status.lag_us = 5
     async with client(state) as http:
@@ -271,3 +287,26 @@ async def test_the_reference_page_lists_every_endpoint_metric_rule_and_setting(s
     assert first["Rules of ingestion"] == [rule.name for rule in RULES]
     settings = re.findall(r"^\| `([^`]+)` \|", page.split("\n## ")[0], re.M)
     assert settings == list(CollectorSection.model_fields)
+
+
+async def test_the_page_of_metrics_is_one_that_prometheus_takes_without_a_word(state: ApiState) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    state.publisher, state.reload_ok = Publisher(state.store), lambda: False
+    state.tracer = Tracer(Poster("http://127.0.0.1:1", "test", environment={}), "c1")
+    app = create_app(state)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://collector") as http:
+        for path in ("/v1/usage", "/v1/nodes", "/v1/nothing", "/v1/usage?kind=x"):
+            await http.get(path)
+        await http.post("/v1/decisions", json={})
+        body = (await http.get("/metrics")).content
+    checked = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stdout.decode() + checked.stderr.decode()
+    samples = {(s.name, *sorted(s.labels.values())): s.value for f in text_string_to_metric_families(body.decode()) for s in f.samples}
+    name = "poolmeter_collector_http_requests_total"
+    assert samples[name, "/v1/usage", "200", "GET"] == samples[name, "/v1/usage", "400", "GET"] == 1
+    assert samples[name, "(none)", "404", "GET"] == samples[name, "/v1/decisions", "401", "POST"] == 1
+    assert (
+        samples["poolmeter_collector_http_request_seconds_count", "/v1/usage"] == 2 and samples["poolmeter_collector_http_in_flight",] == 1
+    )
+    assert samples["poolmeter_collector_http_rejected_total", "token"] == 1 and samples["poolmeter_collector_query_seconds_count",] == 2

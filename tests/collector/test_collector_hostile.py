@@ -117,7 +117,7 @@ async def test_hostile_sources_cost_bounded_memory_and_change_no_other_nodes_dat
         "h-rows": "600000 rows, expected at most 500000",
         "h-batches": "more than 1000 Arrow messages",
         "h-types": "usage column sequence is string, expected int64",
-        "h-future": "rows that broke a rule, the last: minute_us is",
+        "h-future": "rows within a day that broke a rule, last: minute_us is",
         "n1": "",
     }
     answers: dict[str, Callable[[web.Request], web.StreamResponse | AsyncIterator[bytes]]] = {

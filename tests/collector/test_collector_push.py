@@ -17,16 +17,19 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 from poolmeter import arrow, now
+from poolmeter.books.tokens import Role as TokenRole
 from poolmeter.books.writer import Books
 from poolmeter.clock import ManualClock
 from poolmeter.collector import push as push_module
 from poolmeter.collector.api import ApiState, create_app
+from poolmeter.collector.auth import Authority, Credentials
 from poolmeter.collector.catalog import query
+from poolmeter.collector.face import find_in, nodes_in
 from poolmeter.collector.publisher import Publisher
 from poolmeter.collector.pullers import Names
 from poolmeter.collector.push import Pushes, PushTokens, parse_push_tokens, unpacked
 from poolmeter.collector.store import Store
-from poolmeter.errors import BadInput, PoolmeterError
+from poolmeter.errors import BadInput, PoolmeterError, Unavailable
 from poolmeter.model.units import DAY_US, HOUR_US
 from poolmeter.model.usage import UsageRecord
 
@@ -44,22 +47,28 @@ class Rig:
         self.names = Names({})
         self.told: list[object] = []
         self.pushes = self.start()
-        self.state = ApiState(store, books, "admin", lambda: self.pushes.statuses(), publisher, clock=ManualClock(NOW))
+        self.authority = Authority(Credentials("admin", find=find_in(books, self.node_of)))
+        self.state = ApiState(
+            store, books, "admin", lambda: self.pushes.statuses(), publisher, clock=ManualClock(NOW), authority=self.authority
+        )
+
+    def node_of(self, token: str) -> str | None:
+        return next((node for node, known in TOKENS.items() if known == token), None)
 
     def start(self) -> Pushes:
         """A collector that starts with what the store knows."""
-
-        def node_of(token: str) -> str | None:
-            return next((node for node, known in TOKENS.items() if known == token), None)
-
         return Pushes(
-            self.store.state.nodes, node_of, self.publisher, self.names, "collector", ManualClock(NOW), self.told.append,
+            self.store.state.nodes, self.publisher, self.names, "collector", ManualClock(NOW), self.told.append,
             nodes=lambda: self.allowed, silent_s=60.0,
         )  # fmt: skip
 
+    def token_of(self, role: TokenRole) -> str:
+        return self.state.books.tokens.add(role.value, role, "test")[1]
+
     @property
     def app(self) -> Starlette:
-        return create_app(self.state, [self.pushes.route()])
+        self.state.push = self.pushes.push
+        return create_app(self.state)
 
     async def post(self, body: bytes, headers: dict[str, str], token: str | None = TOKENS["n1"]) -> httpx.Response:
         own = {"Authorization": f"Bearer {token}"} if token else {}
@@ -146,11 +155,38 @@ async def test_bad_rows_go_to_quarantine_as_with_a_pull(rig: Rig) -> None:
     ]
 
 
+async def test_a_token_of_the_books_pushes_as_the_node_it_is_bound_to(rig: Rig) -> None:
+    rows = records("b1", EPOCH, 1, 4, DAY)
+    made, token = rig.state.books.tokens.add("b1", TokenRole.NODE, "test", node="b1")
+    answer = await rig.post(*request(rows, "b1"), token)
+    assert (answer.status_code, answer.json()["node"], answer.json()["seq"]) == (200, "b1", 4)
+    assert (await rig.post(*request(records("n1", EPOCH, 1, 4, DAY)), token)).status_code == 409
+    assert {node for node, *_ in stored(rig.store.root)} == {"b1"}
+    clock = ManualClock(NOW)
+    assert nodes_in(rig.state.books, clock)() == {"b1"}
+    rig.state.books.tokens.revoke(made.id, "test")
+    rig.authority.forget()
+    assert (await rig.post(*request(rows, "b1"), token)).status_code == 401
+    assert nodes_in(rig.state.books, clock)() == frozenset()
+
+
+async def test_books_that_cannot_be_asked_turn_a_push_away_for_later(rig: Rig) -> None:
+    def away(_: str) -> None:
+        raise Unavailable("books are away, expected a server")
+
+    rig.authority.credentials.find = away
+    answer = await rig.post(*request(records("n1", EPOCH, 1, 4, DAY)))
+    assert (answer.status_code, answer.json()["error"]) == (503, "books are away, expected a server") and answer.headers["Retry-After"]
+
+
 async def test_a_token_is_one_nodes_alone(rig: Rig) -> None:
     body, headers = request(records("n2", EPOCH, 1, 4, DAY), "n2")
-    for token in (None, "", "c" * 20, "admin"):
+    for token in (None, "", "c" * 20):
         answer = await rig.post(body, headers, token)
         assert answer.status_code == 401 and "push_tokens_file" in answer.json()["error"]
+    # One that is bound to no node says of none whose records these are.
+    for token in ("admin", rig.token_of(TokenRole.OPERATOR), rig.token_of(TokenRole.ADMIN)):
+        assert (await rig.post(body, headers, token)).status_code == 403
     assert rig.store.state.nodes == {}
     answer = await rig.post(body, headers, TOKENS["n1"])
     assert (answer.status_code, answer.json()["error"]) == (409, "node is 'n2', expected 'n1', whose token it is")

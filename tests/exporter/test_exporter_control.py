@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporter_certificates import Authority
 from exporter_fakes import CARD, SECOND, Node
+from web_certificates import Authority
 
 from poolmeter.errors import BadInput, Refused, Unavailable
 from poolmeter.exporter.control import ControlSocket, ask, parse_request

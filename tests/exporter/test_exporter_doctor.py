@@ -23,14 +23,14 @@ from poolmeter import cli
 from poolmeter.exporter.doctor import driver, node, services
 from poolmeter.exporter.doctor.commands import as_text, configuration_of, row_of
 from poolmeter.exporter.doctor.finding import Finding, Machine, State, Subject, problem
-from poolmeter.exporter.guard import Guard
 from poolmeter.exporter.server import Face, Server, listen
-from poolmeter.exporter.tls import RotatingContext
-from poolmeter.exporter.webconfig import load_web_config
 from poolmeter.model.plain import to_plain
 from poolmeter.model.snapshot import Snapshot, SourceHealth
 from poolmeter.pages import layout
 from poolmeter.simulator.machine import Machine as Simulated
+from poolmeter.web.config import load_web_config
+from poolmeter.web.guard import Guard
+from poolmeter.web.tls import RotatingContext
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "doctor.schema.json"
 NOWHERE = "http://127.0.0.1:1"

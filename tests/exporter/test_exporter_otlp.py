@@ -17,9 +17,10 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 
 from poolmeter.errors import BadInput
 from poolmeter.exporter.collectors.family import Page
-from poolmeter.exporter.otlp import Pusher, endpoint_of, headers_of
+from poolmeter.exporter.otlp import Pusher
 from poolmeter.exporter.otlp_points import request_of
 from poolmeter.model.allocation import Labels
+from poolmeter.web.otlp import endpoint_of, headers_of
 
 
 class Receiver:

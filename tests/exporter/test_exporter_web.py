@@ -15,15 +15,15 @@ from typing import Any
 
 import bcrypt
 import pytest
-from exporter_certificates import Authority
 from exporter_fakes import Node
 from exporter_prometheus import ask, needs_prometheus, running, until
+from web_certificates import Authority
 
 from poolmeter.errors import BadInput
-from poolmeter.exporter.guard import _NOBODY, Guard, matches
 from poolmeter.exporter.server import Face, Server, listen
-from poolmeter.exporter.tls import RotatingContext, make_context
-from poolmeter.exporter.webconfig import CIPHERS, WebConfig, load_web_config, parse_web_config
+from poolmeter.web.config import CIPHERS, WebConfig, load_web_config, parse_web_config
+from poolmeter.web.guard import _NOBODY, Guard, matches
+from poolmeter.web.tls import RotatingContext, make_context
 
 HASH = "$2y$04$abcdefghijklmnopqrstuu2r9OfJnfCsdneAXAGHnS4UpFFP8WIrW"  # of "secret"
 TLS = "tls_server_config: {cert_file: server.pem, key_file: server.key"
@@ -262,7 +262,7 @@ def test_files_that_cannot_be_used(folder: Path, authority: Authority, change: C
 
 
 def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(folder: Path) -> None:
-    from exporter_certificates import run
+    from web_certificates import run
 
     run("ec", "-in", str(folder / "server.key"), "-aes256", "-passout", "pass:x", "-out", str(folder / "locked.key"))
     config = parsed("tls_server_config: {cert_file: server.pem, key_file: locked.key}", folder).tls_server_config

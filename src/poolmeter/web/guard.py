@@ -13,7 +13,7 @@ from typing import Any
 import bcrypt
 from starlette.concurrency import run_in_threadpool
 
-from poolmeter.exporter.webconfig import WebConfig
+from poolmeter.web.config import WebConfig
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -26,16 +26,14 @@ _KNOWN_LIMIT = 256
 _NOBODY = b"$2b$10$abcdefghijklmnopqrstuuRGHV9zzgNuoLMFVTV9bJvXQj6hO2yTe"
 
 
-class Guard:
-    """An application that asks for what `config` asks for. `config` may be replaced while it serves; the next request is under the new one.
+class Admission:
+    """What a web configuration asks of requests: a rate, a password or a token, and headers for its answers.
 
-    `extra_token` (the collector's) is a bearer token too. A bcrypt comparison takes tens of ms: its outcome is kept, by a digest, for the
-    configuration it was made under.
+    `config` may be replaced while it serves; the next request is under the new one. A bcrypt comparison takes tens of ms: its outcome is
+    kept, by a digest, for the configuration it was made under.
     """
 
-    def __init__(self, application: Application, config: WebConfig, extra_token: str | None = None) -> None:
-        self._application = application
-        self.extra_token = extra_token
+    def __init__(self, config: WebConfig) -> None:
         self._known: OrderedDict[bytes, bool] = OrderedDict()
         self._salt = os.urandom(32)
         self._tokens_at = time.monotonic()
@@ -51,33 +49,17 @@ class Guard:
         self._config = config
         self._known.clear()
         self._bucket = float(config.rate_limit.burst)
-        self._headers = [(name.lower().encode(), value.encode()) for name, value in config.http_server_config.headers.items() if value]
+        self.headers = [(name.lower().encode(), value.encode()) for name, value in config.http_server_config.headers.items() if value]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._application(scope, receive, send)
-            return
-        config = self._config
+    @property
+    def challenges(self) -> list[tuple[bytes, bytes]]:
+        """Headers that say how to ask."""
+        found = [b'Basic realm="poolmeter"'] if self._config.basic_auth_users else []
+        found += [b"Bearer"] if self._config.tokens else []
+        return [(b"www-authenticate", item) for item in found]
 
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._headers:
-                message["headers"] = [*message.get("headers", ()), *self._headers]
-            await send(message)
-
-        if not self._in_rate():
-            await _refuse(send_with_headers, 429, "too many requests, expected at most what rate_limit allows", ())
-            return
-        if config.guarded:
-            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            if not await self._admitted(config, given):
-                challenges = [b'Basic realm="poolmeter"'] if config.basic_auth_users else []
-                challenges += [b"Bearer"] if config.tokens else []
-                message = "authorization is missing or wrong, expected what the web configuration asks for"
-                await _refuse(send_with_headers, 401, message, [(b"www-authenticate", item) for item in challenges])
-                return
-        await self._application(scope, receive, send_with_headers)
-
-    def _in_rate(self) -> bool:
+    def in_rate(self) -> bool:
+        """Whether one more request is within `rate_limit`; counts it."""
         limit = self._config.rate_limit
         interval = limit.seconds
         if interval <= 0:
@@ -90,22 +72,24 @@ class Guard:
         self._bucket -= 1
         return True
 
-    async def _admitted(self, config: WebConfig, given: bytes) -> bool:
+    async def user(self, given: bytes, extra_token: str | None = None) -> str | None:
+        """Whom an Authorization header is from: a user's name, "token" for a bearer token, None for nobody that the configuration knows."""
+        config = self._config
         kind, _, rest = given.strip().partition(b" ")
         rest = rest.strip()
         if kind.lower() == b"bearer":
-            tokens = (*config.tokens, *((self.extra_token,) if self.extra_token is not None else ()))
+            tokens = (*config.tokens, *((extra_token,) if extra_token is not None else ()))
             # Every token is compared, so that the time does not say which was near.
-            return sum(hmac.compare_digest(rest, token.encode()) for token in tokens) > 0
+            return "token" if sum(hmac.compare_digest(rest, token.encode()) for token in tokens) > 0 else None
         if kind.lower() != b"basic" or not config.basic_auth_users:
-            return False
+            return None
         try:
             user, colon, password = base64.b64decode(rest, validate=True).partition(b":")
             name = user.decode()
         except (binascii.Error, UnicodeDecodeError):
-            return False
+            return None
         if not colon:
-            return False
+            return None
         wanted = config.basic_auth_users.get(name)
         hashed = wanted.encode() if wanted is not None else _NOBODY
         digest = hmac.digest(self._salt, b"\0".join((user, hashed, password)), "sha256")
@@ -116,7 +100,47 @@ class Guard:
                 self._known[digest] = found
                 if len(self._known) > _KNOWN_LIMIT:
                     self._known.popitem(last=False)
-        return found
+        return name if found else None
+
+
+class Guard:
+    """An application that asks for what `config` asks for. `extra_token` (the collector's) is a bearer token too."""
+
+    def __init__(self, application: Application, config: WebConfig, extra_token: str | None = None) -> None:
+        self._application = application
+        self._admission = Admission(config)
+        self.extra_token = extra_token
+
+    @property
+    def config(self) -> WebConfig:
+        """What is in force; may be replaced while it serves."""
+        return self._admission.config
+
+    @config.setter
+    def config(self, config: WebConfig) -> None:
+        self._admission.config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+        admission, headers = self._admission, self._admission.headers
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start" and headers:
+                message["headers"] = [*message.get("headers", ()), *headers]
+            await send(message)
+
+        if not admission.in_rate():
+            await _refuse(send_with_headers, 429, "too many requests, expected at most what rate_limit allows", ())
+            return
+        if admission.config.guarded:
+            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            if await admission.user(given, self.extra_token) is None:
+                message = "authorization is missing or wrong, expected what the web configuration asks for"
+                await _refuse(send_with_headers, 401, message, admission.challenges)
+                return
+        await self._application(scope, receive, send_with_headers)
 
 
 def matches(password: bytes, hashed: bytes) -> bool:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from poolmeter.errors import BadInput
-from poolmeter.exporter.webconfig import CIPHERS, CURVES, Tls
+from poolmeter.web.config import CIPHERS, CURVES, Tls
 
-_LOG = logging.getLogger("poolmeter.exporter")
+_LOG = logging.getLogger("poolmeter.web")
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
 

@@ -1,0 +1,259 @@
+"""A tenant sees its own rows and no byte that tells of another, whatever the store holds and whatever it asks."""
+
+import asyncio
+import io
+import itertools
+import json
+import tempfile
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from collector_fakes import CARD, DAY, NOW, batch, device, event, process, slice_
+from collector_served import client, collector, token_of
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from starlette.routing import Route
+
+from poolmeter.accounting.routes import routes as report_routes
+from poolmeter.collector.api import ApiState, create_app
+from poolmeter.collector.auth import Role
+from poolmeter.collector.now import newest
+from poolmeter.collector.state import NodeRow
+from poolmeter.collector.usage import ARROW, parse_cursor
+from poolmeter.config import AccountingSection
+from poolmeter.model.decision import Decision, DecisionState
+from poolmeter.model.snapshot import DeviceSnapshot, ProcessSnapshot, SliceSnapshot, Snapshot, SourceHealth
+from poolmeter.model.units import HOUR_US, MINUTE_US
+from poolmeter.model.usage import UsageRecord
+
+TENANTS = ("aa-ten", "bb-ten", "cc-ten")
+HUSH = "what others hold"  # stands in every text that is not for tenants
+PERIOD = {"from": "2027-01-15", "to": "2027-01-17"}
+
+
+def secret(tenant: str, what: str) -> str:
+    """A text of one tenant alone, that is found wherever it goes."""
+    return f"{tenant}-{what}"
+
+
+class Pool:
+    """What a generated pool holds: per node its tenants, some of which share a card; each with slices, processes, events and decisions."""
+
+    def __init__(self, nodes: list[frozenset[str]]) -> None:
+        self.nodes = nodes
+
+    def fill(self, state: ApiState) -> None:
+        batches, snapshots, rows = [], [], []
+        for number, tenants in enumerate(self.nodes):
+            name, epoch = f"node-{number}-", str(uuid.UUID(int=number + 1))
+            sequence = itertools.count(1)
+            made: list[UsageRecord] = []
+            for minute in range(3):
+                at = DAY + minute * MINUTE_US
+                for card in {self.card(number, tenant) for tenant in tenants}:
+                    made.append(device(name, epoch, next(sequence), at, card))
+                for tenant in sorted(tenants):
+                    made += self.records(name, epoch, sequence, at, number, tenant)
+            batches.append(batch(made, name, epoch))
+            snapshots.append(newest(self.snapshot(name, epoch, number, tenants)))
+            rows.append(NodeRow(f"http://{name}", name, epoch, NOW, "up"))
+        state.store.publish(batches, snapshots, rows, now_us=NOW)
+        decisions = [
+            Decision(
+                secret(tenant, f"decision-{number}"), f"node-{number}-", secret(tenant, "alloc"),
+                self.card(number, tenant), 1, 0, NOW, NOW + HOUR_US, "rule", secret(tenant, "why"), "00", memory_bytes=5,
+            )
+            for number, tenants in enumerate(self.nodes)
+            for tenant in sorted(tenants)
+        ]  # fmt: skip
+        state.books.add_decisions(decisions)
+        for decision in decisions:
+            state.books.transition(decision.id, DecisionState.REJECTED, "ann", HUSH)
+
+    @staticmethod
+    def card(number: int, tenant: str) -> str:
+        # The first two tenants of a node share its first card, the third has one of its own.
+        return f"GPU-{number}-shared" if tenant != TENANTS[2] else f"GPU-{number}-{tenant}"
+
+    def records(self, name: str, epoch: str, sequence: "itertools.count[int]", at: int, number: int, tenant: str) -> list[UsageRecord]:
+        card, allocation = self.card(number, tenant), secret(tenant, "alloc")
+        quarter: dict[str, Any] = {"promised_us": 15_000_000, "allocated_us": 15_000_000, "device_uuid": card, "allocation_id": allocation}
+        return [
+            slice_(name, epoch, next(sequence), at, tenant, project=secret(tenant, "project"), user=secret(tenant, "user"), **quarter),
+            process(
+                name, epoch, next(sequence), at, pid=700_000 + 1000 * TENANTS.index(tenant), command=secret(tenant, "cmd"), tenant=tenant,
+                allocation_id=allocation, device_uuid=card,
+            ),
+            event(
+                name, epoch, next(sequence), at, tenant=tenant, allocation_id=allocation, device_uuid=card, outcome="refused",
+                reason=HUSH, detail=json.dumps({"free": HUSH}),
+            ),
+        ]  # fmt: skip
+
+    def snapshot(self, name: str, epoch: str, number: int, tenants: frozenset[str]) -> Snapshot:
+        cards = sorted({self.card(number, tenant) for tenant in tenants})
+        return Snapshot(
+            node=name, epoch=epoch, sequence=99, taken_us=NOW, simulated=True, pool="p",
+            devices=tuple(
+                DeviceSnapshot(uuid=card, index=n, model="H200", vendor="nvidia", up=True, memory_total_bytes=CARD, origin="b", serial=HUSH)
+                for n, card in enumerate(cards)
+            ),
+            slices=tuple(
+                SliceSnapshot(
+                    allocation_id=secret(tenant, "alloc"), device_uuid=self.card(number, tenant), tenant=tenant, mode="hook", state="active",
+                    used_basis="hook", generation=1, enforcement="hook", promise_ppm=250_000, memory_promise_bytes=1, created_us=1, origin="o",
+                )
+                for tenant in sorted(tenants)
+            ),
+            processes=tuple(
+                ProcessSnapshot(pid=700_000 + 1000 * TENANTS.index(tenant), start_ticks=1, device_uuid=self.card(number, tenant), hooked=True,
+                                command=secret(tenant, "cmd"), tenant=tenant)
+                for tenant in sorted(tenants)
+            ),
+            sources=(SourceHealth(source="nvml", ok=False, at_us=NOW, duration_us=1, reason=HUSH),),
+        )  # fmt: skip
+
+    def forbidden(self, tenant: str) -> set[str]:
+        """Texts that no answer to a tenant may hold: others' names, pids, nodes and cards where it has nothing, and all epochs."""
+        texts = {HUSH}
+        for number, tenants in enumerate(self.nodes):
+            texts.add(str(uuid.UUID(int=number + 1)))
+            if tenant not in tenants:
+                texts |= {f"node-{number}-", f"GPU-{number}-"}
+            elif tenant == TENANTS[2]:
+                texts.add(f"GPU-{number}-shared")
+            else:
+                texts.add(f"GPU-{number}-{TENANTS[2]}")
+        for other in TENANTS:
+            if other != tenant:
+                texts |= {secret(other, what) for what in ("alloc", "project", "user", "cmd", "decision", "why")}
+                texts.add(str(700_000 + 1000 * TENANTS.index(other)))
+        return texts
+
+
+async def everything(state: ApiState, http: httpx.AsyncClient, names: list[str]) -> dict[str, bytes]:
+    """The bodies of all endpoints, asked in every way there is, others' names as filters included."""
+    found = {}
+    app = create_app(state)
+    for route in app.routes:
+        if isinstance(route, Route):
+            for method in sorted((route.methods or set()) - {"HEAD"}):
+                answer = await http.request(method, route.path.replace("{id}", names[0]), json={} if method == "POST" else None)
+                found[f"{method} {route.path}"] = answer.content + str(answer.headers).encode()
+    for path in ("/v1/reports/usage", "/v1/reports/chargeback"):
+        for asked in ({}, {"tenant": names[0]}, {"tenant": "nobody"}, {"by": "node"}):
+            found[f"{path} {asked}"] = (await http.get(path, params={**PERIOD, **asked})).content
+    filters = [{}, *({name: value} for name in ("node", "tenant", "allocation", "device") for value in names)]
+    for kind, tier in (
+        ("slice", "minute"),
+        ("slice", "day"),
+        ("process", "minute"),
+        ("event", "minute"),
+        ("device", "minute"),
+        ("device", "day"),
+    ):
+        for asked in filters:
+            params = {**PERIOD, "kind": kind, "tier": tier, **asked}
+            answer = await http.get("/v1/usage", params=params)
+            found[f"usage {params}"] = answer.content
+            arrow = await http.get("/v1/usage", params=params, headers={"Accept": ARROW})
+            if arrow.status_code == 200:
+                found[f"arrow {params}"] = str(pa.ipc.open_stream(io.BytesIO(arrow.content)).read_all().to_pylist()).encode()
+    for node in names:
+        found[f"decisions {node}"] = (await http.get("/v1/decisions", params={"node": node})).content
+    for column in ("sequence", "epoch", "busy_us"):
+        found[f"column {column}"] = (await http.get("/v1/usage", params={**PERIOD, "columns": column})).content
+    return found
+
+
+POOLS = st.lists(st.frozensets(st.sampled_from(TENANTS)).filter(bool), min_size=1, max_size=3).map(Pool)
+
+
+@example(Pool([frozenset(TENANTS), frozenset(TENANTS[:1])]), TENANTS[1])
+@settings(max_examples=max(3, settings().max_examples // 20))  # each is a store, and some two hundred requests
+@given(pool=POOLS, tenant=st.sampled_from(TENANTS))
+def test_no_byte_of_another_tenant_is_ever_answered(pool: Pool, tenant: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, collector(Path(folder)) as state:
+        pool.fill(state)
+        nodes = [f"node-{number}-" for number in range(len(pool.nodes))]
+        # A filter that is refused may be said back: the names asked for are those of nodes and cards that the tenant does not see.
+        names = [secret(other, "alloc") for other in TENANTS if other != tenant] + nodes + ["GPU-0-shared"]
+
+        async def ask() -> tuple[dict[str, bytes], list[dict[str, Any]]]:
+            reports = report_routes(state.store.root, AccountingSection(), state.clock)
+            async with client(state, token_of(state, Role.TENANT, tenant), reports) as http:
+                rows = (await http.get("/v1/usage", params={**PERIOD, "limit": "100"})).json()["rows"]
+                return await everything(state, http, names), rows
+
+        found, rows = asyncio.run(ask())
+    for what, body in found.items():
+        for text in pool.forbidden(tenant):
+            assert text.encode() not in body, (what, text, body[:500])
+    # And it does see what is its own.
+    assert len(rows) == 3 * sum(tenant in tenants for tenants in pool.nodes)
+    assert all(row["tenant"] == tenant for row in rows)
+
+
+@pytest.fixture
+def shared(tmp_path: Path):  # type: ignore[no-untyped-def]
+    with collector(tmp_path) as state:
+        Pool([frozenset(TENANTS), frozenset(TENANTS[:1])]).fill(state)
+        yield state
+
+
+async def test_a_tenant_sees_its_slices_its_card_by_name_and_its_decisions(shared: ApiState) -> None:
+    async with client(shared, token_of(shared, Role.TENANT, TENANTS[1])) as http:
+        nodes = (await http.get("/v1/snapshot")).json()["rows"]
+        assert [part["tenant"] for node in nodes for part in node["slices"]] == [TENANTS[1]]
+        assert [node["devices"] for node in nodes] == [[{"uuid": "GPU-0-shared", "model": "H200"}]]
+        assert nodes[0]["sources"] == [] and "sequence" not in nodes[0]
+        rows = (await http.get("/v1/decisions")).json()["rows"]
+        assert [row["id"] for row in rows] == [secret(TENANTS[1], "decision-0")]
+        assert rows[0]["state"] == "rejected" and not {"sequence", "state_reason", "decided_by"} & set(rows[0])
+        assert (await http.get("/v1/usage", params={"kind": "device"})).status_code == 403
+
+
+async def test_another_tenants_name_and_no_name_at_all_find_the_same(shared: ApiState) -> None:
+    async with client(shared, token_of(shared, Role.TENANT, TENANTS[1])) as http:
+        for parameter, taken in (("tenant", TENANTS[0]), ("allocation", secret(TENANTS[0], "alloc")), ("node", "node-1-")):
+            answers = [(await http.get("/v1/usage", params={**PERIOD, parameter: value})) for value in (taken, "x" * len(taken))]
+            assert answers[0].content == answers[1].content and answers[0].status_code == 200
+
+
+@pytest.mark.parametrize("tier", ["minute", "day"])
+async def test_a_tenants_pages_join_to_the_whole_and_their_cursors_hold_no_position(shared: ApiState, tier: str) -> None:
+    async with client(shared, token_of(shared, Role.TENANT, TENANTS[0])) as http:
+        whole = (await http.get("/v1/usage", params={**PERIOD, "tier": tier})).json()["rows"]
+        seen: list[object] = []
+        cursor: str | None = None
+        while True:
+            params = {**PERIOD, "tier": tier, "limit": "1", **({"cursor": cursor} if cursor else {})}
+            page = (await http.get("/v1/usage", params=params)).json()
+            seen += page["rows"]
+            cursor = page.get("cursor")
+            if cursor is None:
+                break
+            assert len(str(parse_cursor(cursor, [int, str, str])[2])) == 32
+        assert seen == whole and len(whole) == (6 if tier == "minute" else 2)
+        # A position in a spool is no cursor of a tenant's.
+        async with client(shared) as admin:
+            theirs = (await admin.get("/v1/usage", params={**PERIOD, "limit": "1"})).json()["cursor"]
+        assert (await http.get("/v1/usage", params={**PERIOD, "cursor": theirs})).status_code == 400
+
+
+async def test_an_allocation_that_two_tenants_are_said_to_have_is_neithers(tmp_path: Path) -> None:
+    with collector(tmp_path) as state:
+        epoch = str(uuid.UUID(int=1))
+        rows = [
+            replace(slice_("n1", epoch, n + 1, DAY + n * MINUTE_US, tenant), allocation_id="both") for n, tenant in enumerate(TENANTS[:2])
+        ]
+        state.store.publish([batch(rows, "n1", epoch)], now_us=NOW)
+        state.books.add_decisions([Decision("d1", "n1", "both", "GPU-1", 1, 0, NOW, NOW + HOUR_US, "rule", "why", "00", memory_bytes=5)])
+        for tenant in TENANTS[:2]:
+            async with client(state, token_of(state, Role.TENANT, tenant)) as http:
+                assert (await http.get("/v1/decisions")).json()["rows"] == []
