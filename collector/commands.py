@@ -44,6 +44,7 @@ class Collector:
         from poolmeter.collector.peers import PeerSettings
         from poolmeter.collector.pull import PullSettings
         from poolmeter.web.otlp import endpoint_of
+        from poolmeter.web.trust import trust_of
 
         config = load_config(args.config).collector
         port = config.port if args.port is None else args.port
@@ -77,7 +78,9 @@ class Collector:
                 discovery_limit=config.discovery_limit,
                 gone_hours=config.gone_hours,
                 push_tokens_file=config.push_tokens_file,
-                peers=None if config.member is None else PeerSettings(config.member, config.members, config.peer_timeout_s),
+                peers=None
+                if config.member is None
+                else PeerSettings(config.member, config.members, config.peer_timeout_s, trust_of(config)),
             ),
             self.extra_routes(args),
         )

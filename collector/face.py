@@ -62,9 +62,11 @@ class LiveFace:
             token = self._token(face)
             if self.context is not None and tls is not None:
                 self.context.replace(tls)
-        except (PoolmeterError, OSError) as error:
+        except Exception as error:
+            # Also what no reader foresaw: a file must not end a collector that runs, nor be passed over in silence.
             self.reload_ok = False
-            _log.error("the configuration was not reloaded: %s; what was in force stays", error)
+            foreseen = isinstance(error, (PoolmeterError, OSError))
+            _log.error("the configuration was not reloaded: %s; what was in force stays", error, exc_info=not foreseen)
             return
         credentials = self.authority.credentials
         credentials.token, credentials.open_reading = token, face.token is None

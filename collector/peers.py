@@ -8,32 +8,43 @@ since a record is acknowledged once it is durable in some root, and what both st
 import asyncio
 import hashlib
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
 
+from poolmeter.web.trust import SYSTEM, Trust
+
 _log = logging.getLogger("poolmeter.collector")
 
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """This collector's name among `members` (name to base URL, itself included), and after how long without an answer one counts as dead."""
+    """This collector's name among `members` (name to base URL, itself included), and after how long without an answer one counts as dead.
+
+    `trust` is how it knows the others where they speak TLS.
+    """
 
     member: str
     members: Mapping[str, str]
     timeout_s: float = 60.0
+    trust: Trust = SYSTEM
 
 
 @dataclass
 class Peers:
-    """Which collectors live. Without settings, or before `run`, every member does."""
+    """Which collectors live. Without settings, or before `run`, every member does. Raises BadInput (files of `trust`)."""
 
     settings: PeerSettings | None
     clock: Callable[[], float] = time.monotonic
     _answered: dict[str, float] = field(default_factory=dict)
     _dead: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        tls = self.settings is not None and any(url.startswith("https:") for url in self.settings.members.values())
+        self._context = self.settings.trust.context() if self.settings is not None and tls else True
 
     def mine(self, url: str) -> bool:
         """Whether this collector is to ask the exporter at `url`."""
@@ -61,7 +72,7 @@ class Peers:
         self._answered = dict.fromkeys(others, self.clock())
         every = self.settings.timeout_s / 5
         while True:
-            answers = await asyncio.gather(*(_lives(session, url, every) for url in others.values()))
+            answers = await asyncio.gather(*(_lives(session, url, every, self._context) for url in others.values()))
             now = self.clock()
             self._answered |= {name: now for name, lives in zip(others, answers, strict=True) if lives}
             dead = frozenset(name for name, at in self._answered.items() if now - at > self.settings.timeout_s)
@@ -73,10 +84,10 @@ class Peers:
             await asyncio.sleep(every)
 
 
-async def _lives(session: aiohttp.ClientSession, url: str, timeout_s: float) -> bool:
+async def _lives(session: aiohttp.ClientSession, url: str, timeout_s: float, context: ssl.SSLContext | bool) -> bool:
     try:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with session.get(f"{url.rstrip('/')}/healthz", timeout=timeout, allow_redirects=False) as response:
+        async with session.get(f"{url.rstrip('/')}/healthz", timeout=timeout, allow_redirects=False, ssl=context) as response:
             return response.status == 200
     except (aiohttp.ClientError, OSError, TimeoutError):
         return False

@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from poolmeter.collector.catalog import query
 from poolmeter.demo_tenants import TENANTS, Tenants
 from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused
 from poolmeter.model.units import MICROSECONDS
@@ -111,8 +112,12 @@ def resize(pool: Pool) -> int:
 
 
 def settled(pool: Pool) -> bool:
-    """Whether every tenant that lasts is at work, its memory taken or refused: what it holds is then its peak."""
-    held = {row["tenant"] for row in slices(pool) if row.get("memory_used_bytes") or row.get("denied_allocations_total")}
+    """Whether the store knows every tenant that lasts at work, its memory taken or refused: what it holds is then its peak."""
+    sql = "SELECT DISTINCT tenant FROM now_slices WHERE memory_used_bytes > 0 OR denied_allocations_total > 0"
+    try:
+        held = set(query(CollectorData(pool.data).store, sql).column(0).to_pylist())
+    except PoolmeterError:  # nothing is stored yet
+        return False
     return {tenant.name for tenant in TENANTS if tenant.share is not None and tenant.seconds is None} <= held
 
 

@@ -84,9 +84,11 @@ async def exporters(*names: str) -> AsyncIterator[list[FakeExporter]]:
             await fake.stop()
 
 
-async def fetch(url: str) -> dict[str, Any]:
+async def fetch(url: str, token_file: Path | None = None) -> dict[str, Any]:
+    headers = {} if token_file is None else {"Authorization": f"Bearer {token_file.read_text().strip()}"}
+
     def get() -> dict[str, Any]:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
 

@@ -24,6 +24,8 @@ from poolmeter.collector.api import ARROW, ApiState, create_app
 from poolmeter.collector.check import RULES, Expected, check_usage
 from poolmeter.collector.now import newest
 from poolmeter.collector.publisher import Publisher
+from poolmeter.collector.pullers import Names
+from poolmeter.collector.push import Pushes
 from poolmeter.collector.reception import NodeStatus
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Batch, Store
@@ -270,6 +272,7 @@ async def test_the_reference_page_lists_every_endpoint_metric_rule_and_setting(s
     page = (Path(__file__).parents[2] / "docs" / "reference" / "collector.md").read_text("utf-8")
     parts = dict(part.split("\n", 1) for part in page.split("\n## ")[1:])
     first = {name: re.findall(r"^\| `([^`]+)` \|", text, re.M) for name, text in parts.items()}
+    state.push = Pushes({}, Publisher(state.store), Names({}), "c1", state.clock, lambda _: None).push
     app = create_app(state)
     routes = [
         f"{method} {route.path}" for route in app.routes if isinstance(route, Route) for method in (route.methods or set()) - {"HEAD"}

@@ -14,6 +14,8 @@ import pytest
 from collector_daemon import Daemon, exporters, fetch, refused, stored, until
 from collector_fakes import records
 
+from poolmeter.books.tokens import Role
+from poolmeter.books.writer import Books
 from poolmeter.exporter.push import Push, PushPlan
 from poolmeter.exporter.spool import Spool
 from poolmeter.model.units import DAY_US, MINUTE_US
@@ -120,7 +122,10 @@ async def pool(tmp_path: Path, rng: random.Random, trouble: float) -> AsyncItera
     nodes = [Node(name, tmp_path, url) for name in ("n1", "n2")]
     tokens, config = tmp_path / "tokens", tmp_path / "config.toml"
     tokens.touch(0o600)
-    tokens.write_text("".join(f"{node.name}={node.token.read_text()}" for node in nodes))
+    # One node's token is a line of the file, the other's is in the books, after which reading asks for a token too.
+    tokens.write_text(f"n1={nodes[0].token.read_text()}")
+    with Books(tmp_path / "data" / "books.sqlite") as books:
+        nodes[1].token.write_text(books.tokens.add("n2", Role.NODE, "test", node="n2")[1])
     config.write_text(f'[collector]\nprocess_days = 366\npush_tokens_file = "{tokens}"\n')
     try:
         yield line, nodes, ["--config", str(config)]
@@ -169,7 +174,7 @@ async def test_rows_arrive_once_under_disconnects_kills_and_repetitions(
             await until(lambda: all(node.spool.held() == 0 for node in nodes))
             for node in nodes:
                 await asyncio.to_thread(node.push.finish)
-            health: dict[str, Any] = await fetch(daemon.address + "/v1/health")
+            health: dict[str, Any] = await fetch(daemon.address + "/v1/health", data / "token")
             assert [(row["url"], row["node"], row["state"]) for row in by_url(health)] == [("push:n1", "n1", "up"), ("push:n2", "n2", "up")]
             assert await daemon.end() == 0
         finally:
@@ -273,8 +278,8 @@ async def test_an_exporter_pushes_its_minutes_to_the_last(tmp_path: Path) -> Non
                 env=environment,
             )
             try:
-                await until_state(url, "push:n1", "up")
-                snapshots: dict[str, Any] = await fetch(f"{url}/v1/snapshot")
+                await until_state(url, "push:n1", "up", data / "token")
+                snapshots: dict[str, Any] = await fetch(f"{url}/v1/snapshot", data / "token")
                 assert [(row["node"], row["simulated"]) for row in snapshots["rows"]] == [("n1", True)] and snapshots["rows"][0]["devices"]
                 exporter.terminate()
                 assert await exporter.wait() == 0
@@ -288,11 +293,11 @@ async def test_an_exporter_pushes_its_minutes_to_the_last(tmp_path: Path) -> Non
             daemon.kill()
 
 
-async def until_state(url: str, exporter: str | None, state: str) -> None:
+async def until_state(url: str, exporter: str | None, state: str, token_file: Path | None = None) -> None:
     """Until an exporter, or the only source of discovery, has a state."""
     async with asyncio.timeout(30):
         while True:
-            health: dict[str, Any] = await fetch(f"{url}/v1/health")
+            health: dict[str, Any] = await fetch(f"{url}/v1/health", token_file)
             rows = health["discovery"] if exporter is None else [row for row in health["rows"] if row["url"] == exporter]
             if [row["state"] for row in rows] == [state]:
                 return

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from exporter_certificates import Authority
 from exporter_fakes import CARD, Meter, Node
 from exporter_top_fakes import device, part, process, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
+from web_certificates import Authority
 
 from poolmeter import cli
 from poolmeter.exporter.doctor import driver, node, services

@@ -70,10 +70,10 @@ def bring_up(connection: Connection, name: str) -> Upgraded:
         return Upgraded(before, REVISION)
     if before is not None and before not in REVISIONS:
         check_revision(before, name)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # also of what it says when it is imported
     from alembic import command
     from alembic.config import Config
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
