@@ -17,22 +17,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import aiohttp
 import bcrypt
 import pytest
-from test_collector_daemon import Daemon, until
+from collector_daemon import Daemon, until
 from web_certificates import Authority
 
 from poolmeter.accounting.recommend.decision_store import ApiStore, collector_url
 from poolmeter.books.writer import Books
 from poolmeter.client import Client
+from poolmeter.collector.peers import Peers, PeerSettings, _lives
 from poolmeter.config import CollectorSection
 from poolmeter.enforcer.decisions import fetch_url, parse_decisions
-from poolmeter.errors import Unavailable
+from poolmeter.errors import BadInput, Unavailable
 from poolmeter.model.decision import Decision
 from poolmeter.model.units import HOUR_US
 from poolmeter.places import CollectorData
 from poolmeter.tokens import own_token_file, read_token
-from poolmeter.web.trust import Trust
+from poolmeter.web.trust import SYSTEM, Trust
 
 NOW_US = time.time_ns() // 1000
 DECISION = Decision("d1", "n1", "a1", "GPU-1", 1, 0, NOW_US, NOW_US + HOUR_US, "rule", "why", "00", memory_bytes=5)
@@ -62,6 +64,20 @@ def daemon(folder: Path, *words: str) -> Iterator[Daemon]:
         yield made
     finally:
         made.kill()
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+async def test_peers_know_each_other_by_the_same_files(tmp_path: Path, authority: Authority, mutual: bool) -> None:
+    (tmp_path / "web.yml").write_text(web_of(authority, mutual))
+    own = (authority.folder / "client.pem", authority.folder / "client.key") if mutual else ()
+    with daemon(tmp_path, "--web.config.file", str(tmp_path / "web.yml")) as made:
+        url = await made.url()
+        async with aiohttp.ClientSession() as session:
+            for trust, lives in ((Trust(authority.certificate, *own), True), (SYSTEM, False)):
+                peers = Peers(PeerSettings("a", {"a": "http://127.0.0.1:1", "b": url}, 30.0, trust))
+                assert await _lives(session, url, 10.0, peers._context) is lives
+    with pytest.raises(BadInput, match="CA file /nonexistent cannot be used"):
+        Peers(PeerSettings("a", {"b": "https://b"}, 30.0, Trust(Path("/nonexistent"))))
 
 
 @pytest.mark.parametrize("mutual", [False, True])

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+from collector_daemon import Daemon, exporters, until
 from collector_fakes import DAY, EPOCH, NOW, FakeExporter, batch, records
 from collector_served import client, collector
 from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from test_collector_daemon import Daemon, exporters, until
 
 from poolmeter.collector import tracing
 from poolmeter.collector.tracing import BATCH, QUEUE, Span, Tracer, request_of, span
