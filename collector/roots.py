@@ -74,14 +74,24 @@ def _define(connection: "duckdb.DuckDBPyConnection", count: int) -> None:
         if kind not in ROLLUPS or not doubled:
             connection.execute(f"CREATE TEMP VIEW {view} AS {every(view)}")
             continue
-        # A rollup of a day knows its own root's rows alone: the days of rows that are there twice are summed anew.
-        minutes = _minutes_of(ROLLUPS[kind].source)
+        # A rollup of a day knows its own root's rows alone: the days of rows that are there twice are summed anew. A root whose minutes of
+        # such a day are over is told by what it has stored of it, and the others' minutes by what it does not have.
+        minutes, day = _minutes_of(ROLLUPS[kind].source), f"{ROLLUPS[kind].start} // {DAY_US}"
         days = f"(SELECT DISTINCT minute_us // {DAY_US} FROM ({every(minutes)}) m SEMI JOIN twice t ON {_MATCH})"
+        over = " UNION ALL ".join(
+            f"SELECT {number} AS root, day FROM (SELECT {day} AS day FROM root_{number}.{view} "
+            f"EXCEPT SELECT minute_us // {DAY_US} FROM root_{number}.{minutes})"
+            for number in range(count)
+        )
+        told = " UNION ALL ".join(f"SELECT *, {number} AS root FROM root_{number}.{view}" for number in range(count))
         columns = ", ".join(quoted(field.name) for field in view_fields(view))
-        anew = rollup_select(kind, f"(SELECT * FROM {minutes} WHERE minute_us // {DAY_US} IN {days})")
+        source = (
+            f"(SELECT * FROM {minutes} m WHERE minute_us // {DAY_US} IN {days} AND NOT EXISTS (SELECT 1 FROM held t JOIN ({over}) o USING (root)"
+            f" WHERE o.day = m.minute_us // {DAY_US} AND {_MATCH}))"
+        )
         connection.execute(
-            f"CREATE TEMP VIEW {view} AS SELECT {columns} FROM ({every(view)}) WHERE {ROLLUPS[kind].start} // {DAY_US} NOT IN {days} "
-            f"UNION ALL SELECT {columns} FROM (SELECT *, {expression} AS {quoted(derived.name)} FROM ({anew}))"
+            f"CREATE TEMP VIEW {view} AS SELECT {columns} FROM ({told}) WHERE {day} NOT IN {days} OR (root, {day}) IN ({over}) "
+            f"UNION ALL SELECT {columns} FROM (SELECT *, {expression} AS {quoted(derived.name)} FROM ({rollup_select(kind, source)}))"
         )
     for table in TABLES:
         key, when = ("node", "taken_us") if table in NOW_PARTS else _NEWEST.get(table, ("", ""))

@@ -98,6 +98,27 @@ def test_over_several_roots_each_row_and_each_sum_counts_once(tmp_path: Path) ->
         open_catalogs([roots[0], tmp_path / "nothing"])
 
 
+@pytest.mark.parametrize("over", [0, 1])
+def test_over_several_roots_hours_and_days_count_once_when_ones_minutes_are_over(tmp_path: Path, over: int) -> None:
+    every = records("n1", EPOCH, 1, 40, DAY)
+    roots = [tmp_path / "a", tmp_path / "b", tmp_path / "one"]
+    for number, rows in enumerate((every[:30], every[20:], every)):
+        with Store(roots[number]) as store:
+            store.publish([batch(rows)], now_us=NOW)
+            maintain(store, DAY + 2 * DAY_US, Retention(1, 400 if number != over else 1))
+            maintain(store, DAY + 3 * DAY_US, Retention(1, 400 if number != over else 1))
+    assert query(roots[over], "SELECT 1 FROM slice_minutes").num_rows == 0
+    with open_catalogs(roots[:2]) as both:
+        for sql in (
+            "SELECT day_us, node, tenant, sum(used_us), sum(records) FROM slice_days GROUP BY ALL ORDER BY ALL",
+            "SELECT day_us, node, sum(busy_us), sum(records), min(day) FROM device_days GROUP BY ALL ORDER BY ALL",
+            "SELECT hour_us, node, tenant, sum(used_us), sum(records) FROM slice_hours GROUP BY ALL ORDER BY ALL",
+            "SELECT hour_us, node, sum(busy_us), sum(records), min(hour) FROM device_hours GROUP BY ALL ORDER BY ALL",
+        ):
+            found = both.sql(sql).to_arrow_table().to_pylist()
+            assert found == query(roots[2], sql).to_pylist() and found, sql
+
+
 async def test_a_dead_collectors_nodes_are_taken_over_and_handed_back(
     tmp_path: Path, rng: random.Random, rounds: Callable[[int, int], Iterator[int]], unused_tcp_port_factory: Callable[[], int]
 ) -> None:
