@@ -65,6 +65,28 @@ def test_time_held_down_is_the_cards_own_counter_in_whole_microseconds(say: Say,
     assert held == {"sw_power_cap": 5_000_000, "sw_thermal": 7}
 
 
+def test_what_costs_much_and_is_only_looked_at_is_asked_seldom(say: Say, tmp_path: Path, clock: list[int]) -> None:
+    asked: list[str] = []
+
+    def counted(name: str, value: object) -> Callable[..., object]:
+        def answer(*_: object, **__: object) -> object:
+            asked.append(name)
+            return value
+
+        return answer
+
+    seldom = {"nvmlDeviceGetFieldValues": [], "nvmlDeviceGetTemperature": 50, "nvmlDeviceGetClockInfo": 1500}
+    often = {"nvmlDeviceGetTotalEnergyConsumption": 5, "nvmlDeviceGetCurrentClocksEventReasons": 0x8}
+    say(**{name: counted(name, value) for name, value in {**seldom, **often}.items()})
+    vendor = vendor_of(tmp_path)
+    for _ in range(10):
+        device = only(vendor)
+        assert device.temperature_celsius == 50 and device.sm_clock_hz == 1_500_000_000
+        clock[0] += 1_000_000
+    assert {name: asked.count(name) for name in (*seldom, *often)} == dict(zip((*seldom, *often), (2, 2, 8, 10, 10), strict=True))
+    assert device.hardware.throttle_us_total["hw_slowdown"] == 9_000_000
+
+
 def test_without_a_counter_the_reasons_are_integrated(say: Say, tmp_path: Path, clock: list[int]) -> None:
     say(nvmlDeviceGetCurrentClocksEventReasons=0x4 | 0x8)
     vendor = vendor_of(tmp_path)
@@ -93,7 +115,7 @@ def test_time_held_down_is_counted_once_when_its_counter_cannot_be_asked_for_a_w
         held = device.hardware.throttle_us_total
         assert "hw_slowdown" in held  # which has no counter
         kept.append(held.get("sw_power_cap", -1))
-        clock[0] += 1_000_000
+        clock[0] += SELDOM_US
     assert kept == [3_600_000 if first == "told" else -1, 3_600_000, -1, -1, 3_600_000]
 
 

@@ -18,6 +18,9 @@ from poolmeter.vendors.reading import DeviceReading
 
 _MHZ = 1_000_000
 HEALTH_EVERY_US = 10_000_000  # what changes seldom is asked seldom
+# Nothing of these is integrated over turns: clocks and temperature are looked at, the others count by themselves. They are most of what a
+# reading costs.
+SELDOM_US = 5_000_000
 
 
 class Card:
@@ -32,6 +35,9 @@ class Card:
         self._instances, self._vgpus = Instances(nvml), Vgpus(nvml)
         self._mig: bool | None = None
         self._health_at_us: int | None = None
+        self._seldom_at_us: int | None = None
+        self._clocks: dict[str, int | None] = {}
+        self._celsius: int | None = None
         self._licence: tuple[bool | None, str | None] = (None, None)
 
     def read(self, handle: Any, threads_ppm: Mapping[int, int]) -> DeviceReading:
@@ -54,19 +60,14 @@ class Card:
         listed, known = self._use.lists(handle, errors)
         self._use.integrate(handle, listed, errors)
         self._slow(handle, now_us)
-        if self._mig:
-            self._gpm.activity, self._gpm.pcie = None, (None, None)
-        else:
-            self._gpm.read(handle, now_us)
-            self._instances.close()
-        self._counters.read(handle, now_us, self._gpm.pcie)
+        self._seldom(handle, now_us, errors)
         host = self._health.virtualization == "host_vgpu"
         hardware = Hardware(
             at_us=at_us,
             power_limit_mw=self._health.power_limit_mw,
             memory_temperature_celsius=self._counters.memory_celsius,
-            graphics_clock_hz=self._clock([], handle, nvml.NVML_CLOCK_GRAPHICS),
-            video_clock_hz=self._clock([], handle, nvml.NVML_CLOCK_VIDEO),
+            graphics_clock_hz=self._clocks.get("graphics"),
+            video_clock_hz=self._clocks.get("video"),
             compute_mode=self._health.compute_mode,
             persistence=self._health.persistence,
             accounting=self._health.accounting,
@@ -97,15 +98,37 @@ class Card:
             busy_us_total=self._use.busy_us,
             energy_uj_total=energy * 1000 if energy is not None else None,
             power_mw=number(ask(errors, "nvmlDeviceGetPowerUsage", handle)),
-            temperature_celsius=number(ask(errors, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)),
-            sm_clock_hz=self._clock(errors, handle, nvml.NVML_CLOCK_SM),
-            memory_clock_hz=self._clock(errors, handle, nvml.NVML_CLOCK_MEM),
+            temperature_celsius=self._celsius,
+            sm_clock_hz=self._clocks.get("sm"),
+            memory_clock_hz=self._clocks.get("memory"),
             mig=self._mig,
             processes=self._accounting.add(handle, self._health.accounting, self._use.readings(listed)),
             processes_known=known,
             errors=tuple(errors),
             hardware=hardware,
         )
+
+    def _seldom(self, handle: Any, now_us: int, errors: list[str]) -> None:
+        if self._mig:
+            self._gpm.activity, self._gpm.pcie = None, (None, None)
+        else:
+            self._instances.close()
+        due = self._seldom_at_us is None or now_us - self._seldom_at_us >= SELDOM_US
+        if not self._mig and (due or self._gpm.activity is None):  # a window has two ends
+            self._gpm.read(handle, now_us)
+        if not due:
+            self._counters.hold(handle, now_us)
+            return
+        self._seldom_at_us = now_us
+        nvml = self._nvml.binding
+        self._counters.read(handle, now_us, self._gpm.pcie)
+        self._celsius = number(self._nvml.value(errors, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU))
+        self._clocks = {
+            "sm": self._clock(errors, handle, nvml.NVML_CLOCK_SM),
+            "memory": self._clock(errors, handle, nvml.NVML_CLOCK_MEM),
+            "graphics": self._clock([], handle, nvml.NVML_CLOCK_GRAPHICS),
+            "video": self._clock([], handle, nvml.NVML_CLOCK_VIDEO),
+        }
 
     def _slow(self, handle: Any, now_us: int) -> None:
         if self._health_at_us is not None and now_us - self._health_at_us < HEALTH_EVERY_US:
@@ -120,7 +143,7 @@ class Card:
 
     def forget(self) -> None:
         """The library is shut down: what was allocated in it is gone; what was counted stays."""
-        self._health_at_us = None
+        self._health_at_us = self._seldom_at_us = None
         self._gpm, self._instances = Gpm(self._nvml), Instances(self._nvml)
 
 
