@@ -5,12 +5,14 @@ import gc
 import itertools
 import json
 import os
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pynvml as real
 import pytest
+from attribution_fakes import FakeProc
 from exporter_binding import Say, error, holder, sample, say, use
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from poolmeter.exporter.instances import Layout
 from poolmeter.model.hardware import Hardware, MigInstance, Vgpu, XidCount
 from poolmeter.vendors.mps import ENVIRON_BYTES, MpsClient, MpsControl, parse_clients
 from poolmeter.vendors.nvidia import NvidiaVendor
+from poolmeter.vendors.nvidia_card import SELDOM_US
 from poolmeter.vendors.nvidia_use import Use, divide
 from poolmeter.vendors.nvidia_vgpu import Vgpus
 from poolmeter.vendors.nvml import Nvml
@@ -32,9 +35,11 @@ UINT64_MAX = 2**64 - 1
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Monotonic time in us, moved by the test."""
+    """Monotonic time in us, moved by the test; wall time goes with it."""
     now = [1_000_000_000]
+    ahead = time.time_ns() // 10_000_000_000 * 10_000_000_000 - now[0] * 1000
     monkeypatch.setattr("poolmeter.vendors.nvidia_card.time.monotonic_ns", lambda: now[0] * 1000)
+    monkeypatch.setattr("poolmeter.vendors.nvidia_card.time.time_ns", lambda: now[0] * 1000 + ahead)
     return now
 
 
@@ -75,16 +80,61 @@ def test_what_costs_much_and_is_only_looked_at_is_asked_seldom(say: Say, tmp_pat
 
         return answer
 
-    seldom = {"nvmlDeviceGetFieldValues": [], "nvmlDeviceGetTemperature": 50, "nvmlDeviceGetClockInfo": 1500}
-    often = {"nvmlDeviceGetTotalEnergyConsumption": 5, "nvmlDeviceGetCurrentClocksEventReasons": 0x8}
+    seldom = {
+        "nvmlDeviceGetFieldValues": [],
+        "nvmlDeviceGetTotalEnergyConsumption": 5,
+        "nvmlDeviceGetTemperature": 50,
+        "nvmlDeviceGetClockInfo": 1500,
+    }
+    often = {"nvmlDeviceGetPowerUsage": 5, "nvmlDeviceGetCurrentClocksEventReasons": 0x8}
     say(**{name: counted(name, value) for name, value in {**seldom, **often}.items()})
     vendor = vendor_of(tmp_path)
     for _ in range(10):
         device = only(vendor)
         assert device.temperature_celsius == 50 and device.sm_clock_hz == 1_500_000_000
         clock[0] += 1_000_000
-    assert {name: asked.count(name) for name in (*seldom, *often)} == dict(zip((*seldom, *often), (2, 2, 8, 10, 10), strict=True))
+    assert {name: asked.count(name) for name in (*seldom, *often)} == dict(zip((*seldom, *often), (2, 2, 2, 8, 10, 10), strict=True))
     assert device.hardware.throttle_us_total["hw_slowdown"] == 9_000_000
+
+
+def test_device_time_of_processes_is_asked_only_where_somebody_needs_it(say: Say, tmp_path: Path, clock: list[int]) -> None:
+    """Whoever comes without a hook is counted from then on, as if it had been asked all the time."""
+    asked: list[int] = []
+    proc = FakeProc(tmp_path / "proc")
+    for pid in (70, 71):
+        proc.add(pid)
+    ahead = time.time_ns() // 1000 - clock[0]
+
+    def utilization(_: object, last: int) -> list[object]:
+        asked.append(last)
+        now = clock[0] + ahead
+        if last >= now:
+            raise error(real.NVML_ERROR_NOT_FOUND)
+        return [types.SimpleNamespace(timeStamp=now, pid=pid, smUtil=40) for pid in (70, 71)]
+
+    def samples(*_: object) -> tuple[int, list[object]]:
+        return 0, [types.SimpleNamespace(timeStamp=clock[0] + ahead, sampleValue=types.SimpleNamespace(uiVal=80))]
+
+    say(nvmlDeviceGetProcessUtilization=utilization, nvmlDeviceGetSamples=samples)
+    vendor = vendor_of(tmp_path, proc=proc.root)
+
+    def turn(*listed: int, hooked: tuple[int, ...]) -> dict[int, int | None]:
+        rows = [types.SimpleNamespace(pid=pid, usedGpuMemory=1, gpuInstanceId=None, computeInstanceId=None) for pid in listed]
+        say(nvmlDeviceGetComputeRunningProcesses_v3=rows)
+        clock[0] += 1_000_000
+        (device,) = vendor.read(frozenset(hooked)).devices
+        return {process.pid: process.busy_us_total for process in device.processes}
+
+    turn(70, hooked=())
+    for _ in range(3):
+        turn(70, hooked=(70,))
+    before = len(asked)
+    for _ in range(60):
+        turn(70, hooked=(70,))
+    assert len(asked) == before
+    first = turn(70, 71, hooked=(70,))[71]
+    assert first == 400_000 and len(asked) == before + 1  # of the last second alone, though nobody asked for a minute
+    assert turn(70, hooked=(70,))[71] == 800_000 and len(asked) == before + 2  # it has gone, and its last samples are its own
 
 
 def test_without_a_counter_the_reasons_are_integrated(say: Say, tmp_path: Path, clock: list[int]) -> None:
