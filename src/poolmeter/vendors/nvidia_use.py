@@ -139,7 +139,8 @@ class Use:
         """
         nvml = self.nvml.binding
         now_us = time.time_ns() // 1000
-        if self.process_samples and self.sample_us is not None and hooked.issuperset(self.processes.keys() | listed.keys()):
+        there = self.processes.keys() | listed.keys()
+        if self.process_samples and self.sample_us is not None and there and hooked.issuperset(there):
             self.process_sample_us = max(self.process_sample_us or 0, self.sample_us)
             return
         last = self.process_sample_us
