@@ -97,20 +97,25 @@ def test_what_costs_much_and_is_only_looked_at_is_asked_seldom(say: Say, tmp_pat
     assert device.hardware.throttle_us_total["hw_slowdown"] == 9_000_000
 
 
-def test_device_time_of_processes_is_asked_only_where_somebody_needs_it(say: Say, tmp_path: Path, clock: list[int]) -> None:
-    """Whoever comes without a hook is counted from then on, as if it had been asked all the time."""
+def test_device_time_of_processes_is_asked_less_where_hooks_tell_it(say: Say, tmp_path: Path, clock: list[int]) -> None:
+    """Whoever has no hook loses nothing by that: who comes, who is never there at a turn, and while nobody can say who is there."""
     asked: list[int] = []
+    works: dict[int, list[int]] = {}  # pid -> from when to when
     proc = FakeProc(tmp_path / "proc")
-    for pid in (70, 71):
+    for pid in (70, 71, 72):
         proc.add(pid)
     ahead = time.time_ns() // 1000 - clock[0]
 
     def utilization(_: object, last: int) -> list[object]:
         asked.append(last)
-        now = clock[0] + ahead
-        if last >= now:
+        now, found = clock[0] + ahead, []
+        for pid, (begun, ended) in works.items():
+            worked = min(ended, now) - max(begun, last)
+            if worked > 0:  # always: its mean over the time since the last look
+                found.append(types.SimpleNamespace(timeStamp=now, pid=pid, smUtil=round(100 * worked / (now - last))))
+        if not found:
             raise error(real.NVML_ERROR_NOT_FOUND)
-        return [types.SimpleNamespace(timeStamp=now, pid=pid, smUtil=40) for pid in (70, 71)]
+        return found
 
     def samples(*_: object) -> tuple[int, list[object]]:
         return 0, [types.SimpleNamespace(timeStamp=clock[0] + ahead, sampleValue=types.SimpleNamespace(uiVal=80))]
@@ -118,23 +123,42 @@ def test_device_time_of_processes_is_asked_only_where_somebody_needs_it(say: Say
     say(nvmlDeviceGetProcessUtilization=utilization, nvmlDeviceGetSamples=samples)
     vendor = vendor_of(tmp_path, proc=proc.root)
 
-    def turn(*listed: int, hooked: tuple[int, ...]) -> dict[int, int | None]:
+    def turn(*listed: int, lists: bool = True) -> dict[int, int | None]:
         rows = [types.SimpleNamespace(pid=pid, usedGpuMemory=1, gpuInstanceId=None, computeInstanceId=None) for pid in listed]
-        say(nvmlDeviceGetComputeRunningProcesses_v3=rows)
+        say(nvmlDeviceGetComputeRunningProcesses_v3=rows if lists else error(real.NVML_ERROR_TIMEOUT))
         clock[0] += 1_000_000
-        (device,) = vendor.read(frozenset(hooked)).devices
+        (device,) = vendor.read(frozenset({70})).devices
         return {process.pid: process.busy_us_total for process in device.processes}
 
-    turn(70, hooked=())
-    for _ in range(3):
-        turn(70, hooked=(70,))
+    turn(70)
     before = len(asked)
     for _ in range(60):
-        turn(70, hooked=(70,))
-    assert len(asked) == before
-    first = turn(70, 71, hooked=(70,))[71]
-    assert first == 400_000 and len(asked) == before + 1  # of the last second alone, though nobody asked for a minute
-    assert turn(70, hooked=(70,))[71] == 800_000 and len(asked) == before + 2  # it has gone, and its last samples are its own
+        turn(70)
+    assert len(asked) - before == 12
+    turn(70)
+    works[71] = [clock[0] + ahead, clock[0] + ahead + 2_000_000]
+    assert turn(70, 71)[71] == 1_000_000  # of the last second alone, at once
+    assert turn(70, 71)[71] == turn(70)[71] == 2_000_000
+    for _ in range(125):  # until it is forgotten
+        turn(70)
+    works[72] = [clock[0] + ahead + 100_000, clock[0] + ahead + 900_000]
+    for _ in range(5):
+        last = turn(70)
+    assert last[72] == pytest.approx(800_000, rel=0.03)
+    works[72] = [clock[0] + ahead, clock[0] + ahead + 10_000_000]
+    for _ in range(10):
+        last = turn(lists=False)
+    assert last[72] == pytest.approx(10_800_000, rel=0.03)
+
+
+def test_a_steady_link_has_a_steady_rate(say: Say, tmp_path: Path, clock: list[int]) -> None:
+    vendor, rates, begun = vendor_of(tmp_path), list[object](), clock[0]
+    for second in range(20):
+        kib, down = (clock[0] - begun) * 3, second >= 15
+        say(nvmlDeviceGetFieldValues=[] if down else fields(sent=(197, 3, (clock[0] - begun) * 1000), link=(139, 3, kib)))
+        rates.append(only(vendor).hardware.bytes_per_s)
+        clock[0] += 1_000_000
+    assert rates == [{}] * 5 + [{"pcie_tx": 1_000_000_000, "nvlink_rx": 3_072_000_000}] * 10 + [{}] * 5
 
 
 def test_without_a_counter_the_reasons_are_integrated(say: Say, tmp_path: Path, clock: list[int]) -> None:

@@ -59,7 +59,7 @@ class Card:
         self._use.threads_ppm = threads_ppm
         self._use.device(handle, utilization, errors)
         listed, known = self._use.lists(handle, errors)
-        self._use.integrate(handle, listed, hooked, errors)
+        self._use.integrate(handle, listed, hooked if known else None, errors)
         self._slow(handle, now_us)
         self._look(handle, at_us, now_us, errors)
         host = self._health.virtualization == "host_vgpu"
@@ -85,6 +85,7 @@ class Card:
             pcie_rx_bytes_total=self._counters.pcie_rx,
             nvlink_tx_bytes_total=self._counters.nvlink_tx,
             nvlink_rx_bytes_total=self._counters.nvlink_rx,
+            bytes_per_s=dict(self._counters.bytes_per_s),
             activity=self._gpm.activity,
             instances=self._instances.read(handle, now_us) if self._mig else None,
             vgpus=self._vgpus.read(handle) if host else None,

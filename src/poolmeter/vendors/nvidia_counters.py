@@ -58,6 +58,8 @@ class Counters:
     _counted: set[str] = field(default_factory=set)  # reasons with one
     _counts: dict[str, int] = field(default_factory=dict)  # as last read
     _told: set[str] = field(default_factory=set)  # reasons of which the last reading said whether they have a counter
+    bytes_per_s: dict[str, int] = field(default_factory=dict)
+    _bytes: dict[str, int | None] = field(default_factory=dict)
     _reasons: int | None = None
     _at_us: int | None = None
     _read_us: int | None = None
@@ -86,6 +88,10 @@ class Counters:
         self.nvlink_tx, self.nvlink_rx = (None if kib is None else kib * 1024 for kib in links)
         for counter, identifier, rate in ((self._pcie_tx, _PCIE_TX, mib_per_s[0]), (self._pcie_rx, _PCIE_RX, mib_per_s[1])):
             _count(counter, values.get(identifier), elapsed_us, rate)
+        now = {"pcie_tx": self.pcie_tx, "pcie_rx": self.pcie_rx, "nvlink_tx": self.nvlink_tx, "nvlink_rx": self.nvlink_rx}
+        gains = {name: bytes_ - was for name, bytes_ in now.items() if bytes_ is not None and (was := self._bytes.get(name)) is not None}
+        self.bytes_per_s = {name: gain * 1_000_000 // elapsed_us for name, gain in gains.items() if gain >= 0 and elapsed_us > 0}
+        self._bytes = now
 
     def hold(self, handle: Any, at_us: int) -> None:
         """Go on with what holds the clocks down: as counted at the last `read`, and for reasons without a counter as they are now."""
