@@ -175,7 +175,7 @@ class Integrator:
             self._energy(device, reading, gains)
 
     def _energy(self, device: DeviceLedger, reading: DeviceReading, gains: Gains) -> None:
-        """What the board's counter gained since it was last read, also when that was some ticks ago."""
+        """What the board's counter gained since it last moved, also when that was some ticks ago."""
         now = reading.energy_uj_total
         if now is None:
             return
@@ -188,7 +188,8 @@ class Integrator:
                 parts = spread(gained, gains.lengths)
                 gains.of(device, "m_energy_uj", parts)
                 gains.of(device, "energy_uj_total", parts)
-        device.energy_raw, device.energy_at_us = now, until
+        if now != device.energy_raw:
+            device.energy_raw, device.energy_at_us = now, until
 
     # ---- gauges ------------------------------------------------------------------------------------------------------------------
 

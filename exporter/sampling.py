@@ -20,7 +20,9 @@ RESTART_AFTER_S = 2.0  # a child that dies at once is not started in a tight loo
 
 
 class Source(Protocol):
-    """Where the agent gets readings of devices from."""
+    """Where the agent gets readings of devices from. `hooked`: pids whose device time their own hook tells, so that it need not be asked."""
+
+    hooked: frozenset[int]
 
     @property
     def name(self) -> str: ...
@@ -60,6 +62,7 @@ class SamplerProcess:
     ) -> None:
         """`bell` is a descriptor that ends a wait for an answer when it can be read: somebody has something more urgent to do."""
         self.name = vendor
+        self.hooked: frozenset[int] = frozenset()
         self.restarts = 0
         self.timeout_s = timeout_s
         self._environment = environment
@@ -149,7 +152,8 @@ class SamplerProcess:
     def _ask(self) -> bool:
         assert self._child is not None and self._child.stdin is not None
         try:
-            self._child.stdin.write(LENGTH.pack(2) + b"{}")
+            body = json.dumps({"hooked": sorted(self.hooked)}, separators=(",", ":")).encode()
+            self._child.stdin.write(LENGTH.pack(len(body)) + body)
             self._child.stdin.flush()
         except OSError:
             self._kill(f"{self.name} sampler ended by itself with status {self._child.poll()}")

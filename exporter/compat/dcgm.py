@@ -52,19 +52,15 @@ def _labels(page: Page, device: DeviceSnapshot, owner: Owner, instance: MigInsta
     )
 
 
-def _family(name: str, text: str, value: Callable[[Page, DeviceSnapshot], float | int | None], counter: bool = False) -> Family:
+def _device(name: str, text: str, value: Callable[[DeviceSnapshot], float | int | None], counter: bool = False) -> Family:
     def samples(page: Page) -> Samples:
         owners = _OWNERS(page)
         for device in page.snapshot.devices:
-            found = value(page, device) if device.vendor == "nvidia" else None
+            found = value(device) if device.vendor == "nvidia" else None
             if found is not None:
                 yield _labels(page, device, owners.get(device.uuid, NOBODY)), float(found)
 
     return Family(name, "counter" if counter else "gauge", text, LABELS, samples)
-
-
-def _device(name: str, text: str, value: Callable[[DeviceSnapshot], float | int | None], counter: bool = False) -> Family:
-    return _family(name, text, lambda _, device: value(device), counter)
 
 
 def _split(
@@ -130,18 +126,8 @@ def _activity(name: str, text: str, value: Callable[[Activity], int | None]) -> 
     return _split(name, text, lambda d: ratio(d.hardware.activity if d.hardware else None), lambda part: ratio(part.activity))
 
 
-def _rate(name: str, text: str, total: Callable[[Hardware], int | None]) -> Family:
-    """Bytes a second since the page before, from a counter; absent where that has begun anew since."""
-
-    def value(page: Page, device: DeviceSnapshot) -> float | None:
-        old = {d.uuid: d.hardware for d in page.before.devices}.get(device.uuid) if page.before is not None else None
-        now = device.hardware
-        if page.before is None or now is None or old is None or now.at_us is None or old.at_us is None or now.origin != old.origin:
-            return None
-        new, was, span = total(now), total(old), now.at_us - old.at_us
-        return (new - was) * 1e6 / span if new is not None and was is not None and span > 0 and new >= was else None
-
-    return _family(name, text, value)
+def _rate(name: str, text: str, what: str) -> Family:
+    return _device(name, text, _hardware(lambda hardware: hardware.bytes_per_s.get(what)))
 
 
 def _last_xid(hardware: Hardware) -> int | None:
@@ -190,8 +176,8 @@ FAMILIES: tuple[Family, ...] = (
     _activity("DCGM_FI_PROF_SM_OCCUPANCY", "Ratio of warps resident on an SM.", lambda a: a.sm_occupancy_ppm),
     _activity("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "Ratio of cycles the tensor (HMMA) pipe is active.", lambda a: a.tensor_ppm),
     _activity("DCGM_FI_PROF_DRAM_ACTIVE", "Ratio of cycles the device memory interface moves data.", lambda a: a.dram_ppm),
-    _rate("DCGM_FI_PROF_PCIE_TX_BYTES", "Bytes sent over PCIe a second.", lambda h: h.pcie_tx_bytes_total),
-    _rate("DCGM_FI_PROF_PCIE_RX_BYTES", "Bytes received over PCIe a second.", lambda h: h.pcie_rx_bytes_total),
-    _rate("DCGM_FI_PROF_NVLINK_TX_BYTES", "Data bytes sent over all NVLinks a second.", lambda h: h.nvlink_tx_bytes_total),
-    _rate("DCGM_FI_PROF_NVLINK_RX_BYTES", "Data bytes received over all NVLinks a second.", lambda h: h.nvlink_rx_bytes_total),
+    _rate("DCGM_FI_PROF_PCIE_TX_BYTES", "Bytes sent over PCIe a second.", "pcie_tx"),
+    _rate("DCGM_FI_PROF_PCIE_RX_BYTES", "Bytes received over PCIe a second.", "pcie_rx"),
+    _rate("DCGM_FI_PROF_NVLINK_TX_BYTES", "Data bytes sent over all NVLinks a second.", "nvlink_tx"),
+    _rate("DCGM_FI_PROF_NVLINK_RX_BYTES", "Data bytes received over all NVLinks a second.", "nvlink_rx"),
 )

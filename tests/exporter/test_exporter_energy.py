@@ -13,7 +13,7 @@ J = 1_000_000
 STEPS = st.lists(
     st.tuples(
         st.sampled_from([SECOND, SECOND, 4 * SECOND, 20 * SECOND, 90 * SECOND]),
-        st.one_of(st.integers(0, 700 * J), st.sampled_from(["reset", "unknown", "silent"])),
+        st.one_of(st.integers(0, 700 * J), st.sampled_from(["reset", "unknown", "silent", "asked seldom"])),
         st.lists(st.integers(0, SECOND), min_size=3, max_size=3),
     ),
     min_size=1,
@@ -35,15 +35,18 @@ def test_records_add_up_to_the_boards_counter(
     for number, (mode, ppm) in enumerate(promises):
         pool.allocate(f"a{number}", mode, ppm)
         pool.slots[f"a{number}"][0] = Hooked(100 + number)
-    counter, read, expected = 0, 0, 0
+    counter, read, expected, late = 0, 0, 0, 0
     for index, (length, energy, used) in enumerate(steps):
         for number, slots in enumerate(pool.slots.values()):
             slots[0].busy_us += used[number]
         pool.answers = energy != "silent"
         if energy == "reset":
-            counter = 5 * J  # the driver was loaded anew, and drew this since
+            counter, late = 5 * J, 0  # the driver was loaded anew, and drew this since
+        elif energy == "asked seldom":  # drawn like any other, and told with the next
+            late += 9000 * J * (length // SECOND)
         elif isinstance(energy, int):
-            counter += energy * (length // SECOND)
+            counter += energy * (length // SECOND) + late
+            late = 0
         pool.change(energy_uj_total=None if energy == "unknown" else counter)
         if pool.answers and energy != "unknown":
             expected += counter - read if counter >= read else counter

@@ -5,12 +5,14 @@ import gc
 import itertools
 import json
 import os
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pynvml as real
 import pytest
+from attribution_fakes import FakeProc
 from exporter_binding import Say, error, holder, sample, say, use
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from poolmeter.exporter.instances import Layout
 from poolmeter.model.hardware import Hardware, MigInstance, Vgpu, XidCount
 from poolmeter.vendors.mps import ENVIRON_BYTES, MpsClient, MpsControl, parse_clients
 from poolmeter.vendors.nvidia import NvidiaVendor
+from poolmeter.vendors.nvidia_card import SELDOM_US
 from poolmeter.vendors.nvidia_use import Use, divide
 from poolmeter.vendors.nvidia_vgpu import Vgpus
 from poolmeter.vendors.nvml import Nvml
@@ -32,9 +35,11 @@ UINT64_MAX = 2**64 - 1
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Monotonic time in us, moved by the test."""
+    """Monotonic time in us, moved by the test; wall time goes with it."""
     now = [1_000_000_000]
+    ahead = time.time_ns() // 10_000_000_000 * 10_000_000_000 - now[0] * 1000
     monkeypatch.setattr("poolmeter.vendors.nvidia_card.time.monotonic_ns", lambda: now[0] * 1000)
+    monkeypatch.setattr("poolmeter.vendors.nvidia_card.time.time_ns", lambda: now[0] * 1000 + ahead)
     return now
 
 
@@ -65,6 +70,97 @@ def test_time_held_down_is_the_cards_own_counter_in_whole_microseconds(say: Say,
     assert held == {"sw_power_cap": 5_000_000, "sw_thermal": 7}
 
 
+def test_what_costs_much_and_is_only_looked_at_is_asked_seldom(say: Say, tmp_path: Path, clock: list[int]) -> None:
+    asked: list[str] = []
+
+    def counted(name: str, value: object) -> Callable[..., object]:
+        def answer(*_: object, **__: object) -> object:
+            asked.append(name)
+            return value
+
+        return answer
+
+    seldom = {
+        "nvmlDeviceGetFieldValues": [],
+        "nvmlDeviceGetTotalEnergyConsumption": 5,
+        "nvmlDeviceGetTemperature": 50,
+        "nvmlDeviceGetClockInfo": 1500,
+    }
+    often = {"nvmlDeviceGetPowerUsage": 5, "nvmlDeviceGetCurrentClocksEventReasons": 0x8}
+    say(**{name: counted(name, value) for name, value in {**seldom, **often}.items()})
+    vendor = vendor_of(tmp_path)
+    for _ in range(10):
+        device = only(vendor)
+        assert device.temperature_celsius == 50 and device.sm_clock_hz == 1_500_000_000
+        clock[0] += 1_000_000
+    assert {name: asked.count(name) for name in (*seldom, *often)} == dict(zip((*seldom, *often), (2, 2, 2, 8, 10, 10), strict=True))
+    assert device.hardware.throttle_us_total["hw_slowdown"] == 9_000_000
+
+
+def test_device_time_of_processes_is_asked_less_where_hooks_tell_it(say: Say, tmp_path: Path, clock: list[int]) -> None:
+    """Whoever has no hook loses nothing by that: who comes, who is never there at a turn, and while nobody can say who is there."""
+    asked: list[int] = []
+    works: dict[int, list[int]] = {}  # pid -> from when to when
+    proc = FakeProc(tmp_path / "proc")
+    for pid in (70, 71, 72):
+        proc.add(pid)
+    ahead = time.time_ns() // 1000 - clock[0]
+
+    def utilization(_: object, last: int) -> list[object]:
+        asked.append(last)
+        now, found = clock[0] + ahead, []
+        for pid, (begun, ended) in works.items():
+            worked = min(ended, now) - max(begun, last)
+            if worked > 0:  # always: its mean over the time since the last look
+                found.append(types.SimpleNamespace(timeStamp=now, pid=pid, smUtil=round(100 * worked / (now - last))))
+        if not found:
+            raise error(real.NVML_ERROR_NOT_FOUND)
+        return found
+
+    def samples(*_: object) -> tuple[int, list[object]]:
+        return 0, [types.SimpleNamespace(timeStamp=clock[0] + ahead, sampleValue=types.SimpleNamespace(uiVal=80))]
+
+    say(nvmlDeviceGetProcessUtilization=utilization, nvmlDeviceGetSamples=samples)
+    vendor = vendor_of(tmp_path, proc=proc.root)
+
+    def turn(*listed: int, lists: bool = True) -> dict[int, int | None]:
+        rows = [types.SimpleNamespace(pid=pid, usedGpuMemory=1, gpuInstanceId=None, computeInstanceId=None) for pid in listed]
+        say(nvmlDeviceGetComputeRunningProcesses_v3=rows if lists else error(real.NVML_ERROR_TIMEOUT))
+        clock[0] += 1_000_000
+        (device,) = vendor.read(frozenset({70})).devices
+        return {process.pid: process.busy_us_total for process in device.processes}
+
+    turn(70)
+    before = len(asked)
+    for _ in range(60):
+        turn(70)
+    assert len(asked) - before == 12
+    turn(70)
+    works[71] = [clock[0] + ahead, clock[0] + ahead + 2_000_000]
+    assert turn(70, 71)[71] == 1_000_000  # of the last second alone, at once
+    assert turn(70, 71)[71] == turn(70)[71] == 2_000_000
+    for _ in range(125):  # until it is forgotten
+        turn(70)
+    works[72] = [clock[0] + ahead + 100_000, clock[0] + ahead + 900_000]
+    for _ in range(5):
+        last = turn(70)
+    assert last[72] == pytest.approx(800_000, rel=0.03)
+    works[72] = [clock[0] + ahead, clock[0] + ahead + 10_000_000]
+    for _ in range(10):
+        last = turn(lists=False)
+    assert last[72] == pytest.approx(10_800_000, rel=0.03)
+
+
+def test_a_steady_link_has_a_steady_rate(say: Say, tmp_path: Path, clock: list[int]) -> None:
+    vendor, rates, begun = vendor_of(tmp_path), list[object](), clock[0]
+    for second in range(20):
+        kib, down = (clock[0] - begun) * 3, second >= 15
+        say(nvmlDeviceGetFieldValues=[] if down else fields(sent=(197, 3, (clock[0] - begun) * 1000), link=(139, 3, kib)))
+        rates.append(only(vendor).hardware.bytes_per_s)
+        clock[0] += 1_000_000
+    assert rates == [{}] * 5 + [{"pcie_tx": 1_000_000_000, "nvlink_rx": 3_072_000_000}] * 10 + [{}] * 5
+
+
 def test_without_a_counter_the_reasons_are_integrated(say: Say, tmp_path: Path, clock: list[int]) -> None:
     say(nvmlDeviceGetCurrentClocksEventReasons=0x4 | 0x8)
     vendor = vendor_of(tmp_path)
@@ -93,7 +189,7 @@ def test_time_held_down_is_counted_once_when_its_counter_cannot_be_asked_for_a_w
         held = device.hardware.throttle_us_total
         assert "hw_slowdown" in held  # which has no counter
         kept.append(held.get("sw_power_cap", -1))
-        clock[0] += 1_000_000
+        clock[0] += SELDOM_US
     assert kept == [3_600_000 if first == "told" else -1, 3_600_000, -1, -1, 3_600_000]
 
 

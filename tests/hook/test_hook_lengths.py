@@ -102,6 +102,15 @@ def test_launches_beside_one_that_was_measured_are_charged_as_that_was(tmp_path:
             assert charged(machine, folder) == pytest.approx(truth, rel=0.03), pause
 
 
+def test_time_waited_for_is_not_taken_for_the_hosts(tmp_path: Path) -> None:
+    """Short launches and a few long ones of the same kind, then a wait, over and over: what comes after a wait begins after it."""
+    with Machine.create("single", tmp_path / "machine") as machine:
+        folder = tmp_path / "allocations" / "a"
+        assert start(machine, folder, "stream", "0", *(("10000:30", "400000:2", "wait") * 400)).wait(60) == 0
+        truth = sum(record.busy_ns for record in machine.truth())
+        assert 0.8 * truth < charged(machine, folder) < 1.02 * truth  # lengths that vary so are known by their mean alone
+
+
 def test_tenants_that_come_and_go_beside_a_busy_host(tmp_path: Path) -> None:
     """The host takes threads off its processors between a mark and a launch: no sample may come out shorter for that."""
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]

@@ -15,7 +15,8 @@
 #define SEGMENT_WALL_NS 5000000u
 #define CLOCK_EVERY 8u /* launches to one look at the clock; a few at great intervals are ended by who looks in */
 #define UNKNOWN_BUSY_NS 200000000u
-#define LATE_NS 20000000u /* no waiter is woken so late for want of a processor, as a rule */
+#define LATE_NS 20000000u    /* no waiter is woken so late for want of a processor, as a rule */
+#define LONG_WAIT_NS 100000u /* a mark of its own is a small part of what comes after */
 #define TAIL_LAUNCHES 8u
 #define CROWDED_LAUNCHES 8u
 #define TAIL_NS 200000u
@@ -157,6 +158,11 @@ void pm_tracker_waited(struct pm_tracker *tracker, const struct pm_wait *wait, u
         }
         lane->waited_launches = launches;
         lane->waited_estimate_ns = estimate;
+        if (launches == 0 &&
+            waited > LONG_WAIT_NS) { /* its mark lies before the wait, which is no time of the host's */
+            pm_mark_drop(tracker, lane->open);
+            pm_poke(&lane->open, PM_NO_MARK);
+        }
     }
     pthread_mutex_unlock(&tracker->lock);
 }

@@ -85,7 +85,8 @@ class BusFunction:
 class Hardware:
     """Everything else of one device. `at_us`: when its values were read (wall clock); `stale`: not at this reading, for a call has not come
     back. Counters start anew only when `origin` changes; those in maps are `throttle_us_total` by reason, `ecc_errors_total` by `corrected`
-    and `uncorrected`, `remapped_rows_total` by cause. `instances` None: MIG is off or not told; empty: on, without an instance.
+    and `uncorrected`, `remapped_rows_total` by cause. `bytes_per_s` is over the time between the last two readings of the byte counters, by
+    `pcie_tx`, `pcie_rx`, `nvlink_tx`, `nvlink_rx`. `instances` None: MIG is off or not told; empty: on, without an instance.
     """
 
     origin: str | None = None
@@ -112,6 +113,7 @@ class Hardware:
     pcie_rx_bytes_total: int | None = None
     nvlink_tx_bytes_total: int | None = None
     nvlink_rx_bytes_total: int | None = None
+    bytes_per_s: dict[str, int] = field(default_factory=dict)
     activity: Activity | None = None
     instances: tuple[MigInstance, ...] | None = None
     vgpus: tuple[Vgpu, ...] | None = None

@@ -72,7 +72,6 @@ def write_grant(path: Path, grant: Grant) -> int:
 
 def read_grant(path: Path) -> Grant:
     """The limits at `path`, of one instant. Raises TamperedPage, PageVersionError or Unavailable."""
-    path = Path(path)
     with open_page(path) as descriptor:
         page = _read(descriptor, path)
     return Grant(

@@ -225,7 +225,6 @@ def read_meter(path: Path) -> MeterReading:
 
     Raises TamperedPage, PageVersionError, Unavailable (absent, not permitted) or PageError (never at rest).
     """
-    path = Path(path)
     with open_page(path) as descriptor:
         for attempt in range(_ATTEMPTS):
             header, shape = _header(descriptor, path)

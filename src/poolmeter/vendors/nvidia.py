@@ -71,9 +71,11 @@ class NvidiaVendor:
         self._mps_at_us = self._functions_at_us = -SELDOM_US
         self._functions: tuple[BusFunction, ...] = ()
         self._driver: str | None = None
+        self._hooked: frozenset[int] = frozenset()
 
-    def read(self) -> VendorReading:
-        """All devices now; `error` when the library is missing or refuses."""
+    def read(self, hooked: frozenset[int] = frozenset()) -> VendorReading:
+        """All devices now; `error` when the library is missing or refuses. `hooked` are pids whose device time their own hook tells."""
+        self._hooked = hooked
         began = time.monotonic_ns()
         at_us = time.time_ns() // 1000
         devices: list[DeviceReading] = []
@@ -169,7 +171,7 @@ class NvidiaVendor:
             slot.uuid = uuid
             card.identity = replace(card.identity, index=index, driver_version=self._driver)
             self._xids.watch(uuid, handle)
-            return card.read(handle, threads)
+            return card.read(handle, threads, self._hooked)
         except LostDevice as lost:
             return self._down(slot, str(lost))
         except self._nvml.binding.NVMLError as fault:

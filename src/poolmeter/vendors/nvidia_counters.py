@@ -56,8 +56,13 @@ class Counters:
     _pcie_rx: _Bytes = field(default_factory=_Bytes)
     _held_us: dict[str, int] = field(default_factory=dict)  # of reasons without a counter
     _counted: set[str] = field(default_factory=set)  # reasons with one
+    _counts: dict[str, int] = field(default_factory=dict)  # as last read
+    _told: set[str] = field(default_factory=set)  # reasons of which the last reading said whether they have a counter
+    bytes_per_s: dict[str, int] = field(default_factory=dict)
+    _bytes: dict[str, int | None] = field(default_factory=dict)
     _reasons: int | None = None
     _at_us: int | None = None
+    _read_us: int | None = None
 
     @property
     def pcie_tx(self) -> int | None:
@@ -71,15 +76,42 @@ class Counters:
 
     def read(self, handle: Any, at_us: int, mib_per_s: tuple[float | None, float | None]) -> None:
         """Read everything. `at_us` is monotonic; `mib_per_s` the rates sent and received that GPM tells of the same time (None: no GPM)."""
-        elapsed_us = max(0, at_us - self._at_us) if self._at_us is not None else 0
-        self._at_us = at_us
+        elapsed_us = max(0, at_us - self._read_us) if self._read_us is not None else 0
+        self._read_us = at_us
         values, lacking = self._fields(handle)
-        self._throttle(handle, values, lacking, elapsed_us)
+        self._told = {name for identifier, name, _ in _HELD if identifier is None or identifier in lacking or identifier in values}
+        counts = {name: _value(values.get(identifier)) for identifier, name, _ in _HELD if identifier is not None}
+        self._counts = {name: ns // 1000 for name, ns in counts.items() if ns is not None}
+        self.hold(handle, at_us)
         self.memory_celsius = _plausible(_value(values.get(_MEMORY_TEMPERATURE)))
         links = (_value(values.get(_NVLINK_TX)), _value(values.get(_NVLINK_RX)))
         self.nvlink_tx, self.nvlink_rx = (None if kib is None else kib * 1024 for kib in links)
         for counter, identifier, rate in ((self._pcie_tx, _PCIE_TX, mib_per_s[0]), (self._pcie_rx, _PCIE_RX, mib_per_s[1])):
             _count(counter, values.get(identifier), elapsed_us, rate)
+        now = {"pcie_tx": self.pcie_tx, "pcie_rx": self.pcie_rx, "nvlink_tx": self.nvlink_tx, "nvlink_rx": self.nvlink_rx}
+        gains = {name: bytes_ - was for name, bytes_ in now.items() if bytes_ is not None and (was := self._bytes.get(name)) is not None}
+        self.bytes_per_s = {name: gain * 1_000_000 // elapsed_us for name, gain in gains.items() if gain >= 0 and elapsed_us > 0}
+        self._bytes = now
+
+    def hold(self, handle: Any, at_us: int) -> None:
+        """Go on with what holds the clocks down: as counted at the last `read`, and for reasons without a counter as they are now."""
+        elapsed_us = max(0, at_us - self._at_us) if self._at_us is not None else 0
+        self._at_us = at_us
+        reasons = self.nvml.ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if reasons is None:
+            reasons = self.nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        found: dict[str, int] = {}
+        for _, name, bit in _HELD:
+            if name in self._counts and name not in self._held_us:
+                found[name] = self._counts[name]
+                self._counted.add(name)
+            elif bit and reasons is not None and name not in self._counted and (name in self._told or name in self._held_us):
+                # No counter of its own: the time for which the bit was found set at both ends. The two never take turns, for whoever
+                # reads would take the lower one for a counter that began anew.
+                held = elapsed_us if self._reasons is not None and reasons & self._reasons & bit else 0
+                self._held_us[name] = found[name] = self._held_us.get(name, 0) + held
+        self._reasons = reasons
+        self.throttle_us = found
 
     def _fields(self, handle: Any) -> tuple[dict[int, Any], set[int]]:
         """Answers by field, and the fields that the card says it lacks; one in neither could not be asked now."""
@@ -92,25 +124,6 @@ class Counters:
             return {}, wanted if self.nvml.code(fault) in never else set()
         lacking = {int(item.fieldId) for item in answers if item.nvmlReturn in never}
         return {int(item.fieldId): item for item in answers if item.nvmlReturn == nvml.NVML_SUCCESS}, lacking
-
-    def _throttle(self, handle: Any, values: dict[int, Any], lacking: set[int], elapsed_us: int) -> None:
-        reasons = self.nvml.ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
-        if reasons is None:
-            reasons = self.nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        found: dict[str, int] = {}
-        for identifier, name, bit in _HELD:
-            ns = _value(values.get(identifier)) if identifier is not None else None
-            told = identifier is None or identifier in lacking or identifier in values
-            if ns is not None and name not in self._held_us:
-                found[name] = ns // 1000
-                self._counted.add(name)
-            elif bit and reasons is not None and name not in self._counted and (told or name in self._held_us):
-                # No counter of its own: the time for which the bit was found set at both ends. The two never take turns, for whoever
-                # reads would take the lower one for a counter that began anew.
-                held = elapsed_us if self._reasons is not None and reasons & self._reasons & bit else 0
-                self._held_us[name] = found[name] = self._held_us.get(name, 0) + held
-        self._reasons = reasons
-        self.throttle_us = found
 
 
 def _value(item: Any) -> int | None:
