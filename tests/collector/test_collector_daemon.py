@@ -50,7 +50,7 @@ async def test_killed_at_any_moment_every_acknowledged_row_is_stored_exactly_onc
                 fake.add(records(fake.node, fake.epoch, made[fake.node] + 1, count, NOW - 20 * DAY_US))
                 made[fake.node] += count
 
-        for _ in rounds(5, 400):
+        for _ in rounds(3, 400):
             daemon = Daemon(tmp_path, ",".join(fake.url for fake in fakes))
             try:
                 produce()

@@ -148,7 +148,7 @@ async def test_rows_arrive_once_under_disconnects_kills_and_repetitions(
         daemon = collector()
         try:
             line.port = int((await daemon.url()).rsplit(":", 1)[1])
-            for _ in rounds(3, 300):
+            for _ in rounds(2, 300):
                 for _ in range(rng.randint(2, 8)):
                     node = rng.choice(nodes)
                     node.make(rng.randint(1, 60))

@@ -175,7 +175,7 @@ POOLS = st.lists(st.frozensets(st.sampled_from(TENANTS)).filter(bool), min_size=
 
 
 @example(Pool([frozenset(TENANTS), frozenset(TENANTS[:1])]), TENANTS[1])
-@settings(max_examples=max(3, settings().max_examples // 20))  # each is a store, and some two hundred requests
+@settings(max_examples=max(3, settings().max_examples // 40))  # each is a store, and some two hundred requests
 @given(pool=POOLS, tenant=st.sampled_from(TENANTS))
 def test_no_byte_of_another_tenant_is_ever_answered(pool: Pool, tenant: str) -> None:
     with tempfile.TemporaryDirectory() as folder, collector(Path(folder)) as state:

@@ -95,7 +95,7 @@ bool pm_pointers_use(struct pm_pointers *table, enum pm_holding_class of, uint64
     struct pm_holding *at = probe(shard, key);
     bool found = at && at->key == key;
     if (found) {
-        at->uses = (uint16_t)(at->uses + by);
+        at->uses = (at->uses + (uint32_t)by) & 0x3ffffff;
         *holding = *at;
         if (at->uses == 0)
             erase(shard, at);

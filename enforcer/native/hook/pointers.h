@@ -11,8 +11,8 @@ struct pm_holding {
     uint64_t bytes;
     uint64_t other; /* of a mapping: the handle; of a global: the module; of others: the context it goes away with */
     uint32_t device;
-    uint16_t kind;
-    uint16_t uses;
+    uint32_t kind : 6;
+    uint32_t uses : 26; /* one allocation may be mapped in very many places */
     uint64_t note; /* of a context's limit: what it was at first; of a module: bytes of its globals that are known */
 };
 
