@@ -1,12 +1,17 @@
 """A binding to NVML that answers what a test says."""
 
 import sys
+import time
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pynvml as real
 import pytest
+
+from poolmeter.vendors.nvidia import NvidiaVendor
+from poolmeter.vendors.reading import DeviceReading
 
 DEFAULTS: dict[str, object] = {
     "nvmlInit": None,
@@ -83,3 +88,24 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Say:
 
 def error(code: int) -> Exception:
     return real.NVMLError(code)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Monotonic time in us, moved by the test; wall time goes with it."""
+    now = [1_000_000_000]
+    ahead = time.time_ns() // 10_000_000_000 * 10_000_000_000 - now[0] * 1000
+    monkeypatch.setattr("poolmeter.vendors.nvidia_card.time.monotonic_ns", lambda: now[0] * 1000)
+    monkeypatch.setattr("poolmeter.vendors.nvidia_card.time.time_ns", lambda: now[0] * 1000 + ahead)
+    return now
+
+
+def only(vendor: NvidiaVendor) -> DeviceReading:
+    reading = vendor.read()
+    assert reading.error is None
+    (device,) = reading.devices
+    return device
+
+
+def vendor_of(tmp_path: Path, **options: object) -> NvidiaVendor:
+    return NvidiaVendor(sysfs=tmp_path, **options)  # type: ignore[arg-type]

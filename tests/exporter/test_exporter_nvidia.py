@@ -6,20 +6,12 @@ from pathlib import Path
 
 import pynvml as real
 import pytest
-from exporter_binding import DEFAULTS, Say, error, holder, sample, say, use
+from exporter_binding import DEFAULTS, Say, error, holder, only, sample, say, use
 
 from poolmeter.vendors.nvidia import NvidiaVendor
 from poolmeter.vendors.proc import namespace_pids, parse_start_ticks
-from poolmeter.vendors.reading import DeviceReading
 
 __all__ = ["say"]
-
-
-def only(vendor: NvidiaVendor) -> DeviceReading:
-    reading = vendor.read()
-    assert reading.error is None
-    (device,) = reading.devices
-    return device
 
 
 def test_what_a_card_says(say: Say) -> None:

@@ -2,15 +2,15 @@
 
 import dataclasses
 import gzip
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from exporter_fakes import CARD, GIB, OTHER, SECOND, Node, process
 from exporter_holders import with_holders
+from exporter_receiver import BaseReceiver
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE, Metric, NumberDataPoint
@@ -23,7 +23,7 @@ from poolmeter.model.allocation import Labels
 from poolmeter.web.otlp import endpoint_of, headers_of
 
 
-class Receiver:
+class Receiver(BaseReceiver):
     """An OTLP receiver in this process. `answers` are (status, headers) for the next requests; then all is taken."""
 
     def __init__(self) -> None:
@@ -32,21 +32,7 @@ class Receiver:
         self.times: list[float] = []
         self.answers: list[tuple[int, dict[str, str]]] = []
         self.response = ExportMetricsServiceResponse()
-        self.hang = threading.Event()
-        self.hang.set()
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                receiver.take(self)
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        super().__init__()
 
     def take(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
@@ -58,16 +44,7 @@ class Receiver:
         self.hang.wait(30)
         status, headers = self.answers.pop(0) if self.answers else (200, {})
         answer = self.response.SerializeToString() if status == 200 else b""
-        handler.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(answer))}.items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.write(answer)
-
-    def close(self) -> None:
-        self.hang.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self.answer(handler, status, headers, answer)
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ import dataclasses
 import gzip
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from exporter_fakes import SECOND, Node
+from exporter_receiver import BaseReceiver
 
 from poolmeter import arrow, now
 from poolmeter.config import parse_config
@@ -23,7 +23,7 @@ from poolmeter.exporter.push import Push, PushPlan, endpoint_of, parse_acknowled
 from poolmeter.exporter.spool import Spool, event
 
 
-class Receiver:
+class Receiver(BaseReceiver):
     """A collector in this process. `answers` are (status, headers, body) for the next requests; then everything is acknowledged."""
 
     def __init__(self) -> None:
@@ -32,21 +32,7 @@ class Receiver:
         self.snapshots: list[dict[str, int]] = []
         self.answers: list[tuple[int, dict[str, str], object]] = []
         self.rows_most = 1 << 30
-        self.hang = threading.Event()
-        self.hang.set()
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                receiver.take(self)
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        super().__init__()
 
     def take(self, handler: BaseHTTPRequestHandler) -> None:
         headers = {name.lower(): value for name, value in handler.headers.items()}
@@ -66,16 +52,7 @@ class Receiver:
         if table.num_rows > self.rows_most:
             status, answer = 413, {"error": "too large"}
         said = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        handler.send_response(status)
-        for name, value in {**more, "Content-Length": str(len(said))}.items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.write(said)
-
-    def close(self) -> None:
-        self.hang.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self.answer(handler, status, more, said)
 
 
 class Nothing:
