@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from poolmeter import __version__
 from poolmeter.clock import Clock
-from poolmeter.exporter.allocations import AllocationReading, delete_retired, read_allocations, reclaim_dead
+from poolmeter.exporter.allocations import AllocationFolders, AllocationReading, delete_retired, reclaim_dead
 from poolmeter.exporter.attribution import Allocations, OwnAllocations, ProcessKey, Who
 from poolmeter.exporter.collectors.family import Outputs, Page
 from poolmeter.exporter.hardware import HardwareTotals, stale
@@ -70,7 +70,8 @@ class Agent:
     ) -> None:
         self.settings = settings
         self.spool = spool
-        self._run, self._data, self._sampler, self._clock = run, data, sampler, clock
+        self._data, self._sampler, self._clock = data, sampler, clock
+        self._folders = AllocationFolders(run)
         self._boot = boot()
         self._attribution = attribution or OwnAllocations()
         self._who = who or Who([Allocations(self._attribution)])
@@ -259,7 +260,7 @@ class Agent:
 
     def _allocations(self, now_us: int) -> dict[str, AllocationReading]:
         began = time.monotonic_ns()
-        found, trouble = read_allocations(self._run)
+        found, trouble = self._folders.read()
         readings = {name: self._layout.reading(reading) for name, reading in found.items()}
         self.ledger.timeline.adopt(reading.allocation for reading in readings.values() if reading.allocation is not None)
         self._note("allocations", began, trouble)

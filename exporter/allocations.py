@@ -1,7 +1,6 @@
 """Allocations as they lie on this node: allocation.json, grant and meter of every folder, one bad folder never hiding another."""
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -22,6 +21,8 @@ from poolmeter.places import NodeRun
 _LOG = logging.getLogger("poolmeter.exporter")
 _GONE = ".gone-"
 _RESTED_NS = 2_000_000_000
+
+_Stamp = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -47,90 +48,84 @@ class AllocationReading:
         return self.meter is not None and any(slot.locked is not False for slot in self.meter.slots)
 
 
-def read_allocations(run: NodeRun) -> tuple[Mapping[str, AllocationReading], str | None]:
-    """Every allocation, running and retired, and why the folder as a whole could not be listed (None: it could)."""
-    found: dict[str, AllocationReading] = {}
-    trouble = None
-    # Running ones first: a folder that moves in between is then seen in its new place, or in both.
-    for parent, retired in ((run.allocations, False), (run.retired, True)):
-        try:
-            names = sorted(entry.name for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False))
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            trouble = f"folder {parent} cannot be listed: {error.strerror}"
-            continue
-        for name in names:
-            if name.startswith("."):
+class AllocationFolders:
+    """The folders of a node, read again and again. Only what is there is kept from one reading to the next."""
+
+    def __init__(self, run: NodeRun) -> None:
+        self._run = run
+        self._rested: dict[str, tuple[_Stamp, Allocation]] = {}
+
+    def read(self) -> tuple[Mapping[str, AllocationReading], str | None]:
+        """Every allocation, running and retired, and why a folder as a whole could not be listed (None: all could)."""
+        found: dict[str, AllocationReading] = {}
+        rested: dict[str, tuple[_Stamp, Allocation]] = {}
+        trouble = None
+        # Running ones first: a folder that moves in between is then seen in its new place, or in both.
+        for parent, retired in ((self._run.allocations, False), (self._run.retired, True)):
+            try:
+                names = sorted(entry.name for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False))
+            except FileNotFoundError:
                 continue
-            reading = read_allocation(_folder(parent, name), name, retired)
-            if reading is not None:
-                found[name] = reading
-    return found, trouble
+            except OSError as error:
+                trouble = f"folder {parent} cannot be listed: {error.strerror}"
+                continue
+            for name in names:
+                if name.startswith("."):
+                    continue
+                reading = self._one(parent / name, name, retired, rested)
+                if reading is not None:
+                    found[name] = reading
+        self._rested = rested
+        return found, trouble
 
-
-@functools.lru_cache(maxsize=4096)
-def _folder(parent: Path, name: str) -> Path:
-    # Paths are made anew by taking them apart, which at every turn and for every file would be a tenth of what a turn costs.
-    return parent / name
-
-
-@functools.lru_cache(maxsize=8192)
-def _file(folder: Path, name: str) -> Path:
-    return folder / name
-
-
-def read_allocation(folder: Path, name: str, retired: bool) -> AllocationReading | None:
-    """One folder; None when it vanished meanwhile or holds nothing yet."""
-    faults: list[str] = []
-    tampered = None
-    allocation = grant = meter = None
-    try:
-        allocation = _allocation_of(f"{folder}/allocation.json")
-        if allocation.id != name:
-            faults.append(f"{folder}/allocation.json has id {allocation.id!r}, expected {name!r}")
-            allocation = None
-    except FileNotFoundError:
-        faults.append(f"{folder}/allocation.json is absent")
-    except (OSError, ValueError, PoolmeterError) as error:
-        faults.append(str(error))
-    page = _file(folder, "grant")
-    if os.path.lexists(page):
+    def _one(self, folder: Path, name: str, retired: bool, rested: dict[str, tuple[_Stamp, Allocation]]) -> AllocationReading | None:
+        """One folder; None when it vanished meanwhile or holds nothing yet."""
+        place = str(
+            folder
+        )  # paths are joined as text: taking them apart for every file at every turn would be a tenth of what a turn costs
+        faults: list[str] = []
+        tampered = None
+        allocation = grant = meter = None
         try:
-            grant = read_grant(page)
-        except (PoolmeterError, OSError, ValueError) as error:
+            allocation = self._allocation(f"{place}/allocation.json", rested)
+            if allocation.id != name:
+                faults.append(f"{place}/allocation.json has id {allocation.id!r}, expected {name!r}")
+                allocation = None
+        except FileNotFoundError:
+            faults.append(f"{place}/allocation.json is absent")
+        except (OSError, ValueError, PoolmeterError) as error:
             faults.append(str(error))
-    page = _file(folder, "meter")
-    there = os.path.lexists(page)
-    if there:
-        try:
-            meter = read_meter(page)
-        except PageError as error:
-            tampered = str(error)
-            faults.append(tampered)
-        except (PoolmeterError, OSError, ValueError) as error:
-            faults.append(str(error))
-    if allocation is None and meter is None and grant is None and (not faults or not folder.is_dir()):
-        return None
-    return AllocationReading(name, folder, retired, allocation, grant, meter, tuple(faults), tampered, there and meter is None)
+        if os.path.lexists(f"{place}/grant"):
+            try:
+                grant = read_grant(f"{place}/grant")
+            except (PoolmeterError, OSError, ValueError) as error:
+                faults.append(str(error))
+        there = os.path.lexists(f"{place}/meter")
+        if there:
+            try:
+                meter = read_meter(f"{place}/meter")
+            except PageError as error:
+                tampered = str(error)
+                faults.append(tampered)
+            except (PoolmeterError, OSError, ValueError) as error:
+                faults.append(str(error))
+        if allocation is None and meter is None and grant is None and (not faults or not folder.is_dir()):
+            return None
+        return AllocationReading(name, folder, retired, allocation, grant, meter, tuple(faults), tampered, there and meter is None)
 
-
-def _allocation_of(path: str) -> Allocation:
-    """What the file says. One that was at rest for a while is decoded once, not at every tick; its stamp says whether it changed."""
-    found = os.stat(path)
-    if time.time_ns() - found.st_mtime_ns < _RESTED_NS:  # two writes of one moment may have one stamp
-        return _decoded(path)
-    return _rested(path, (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino))
-
-
-def _decoded(path: str) -> Allocation:
-    with open(path, "rb") as file:
-        return from_plain(Allocation, json.loads(file.read()), path)
-
-
-@functools.lru_cache(maxsize=512)
-def _rested(path: str, stamp: tuple[int, ...]) -> Allocation:
-    return _decoded(path)
+    def _allocation(self, path: str, rested: dict[str, tuple[_Stamp, Allocation]]) -> Allocation:
+        """What the file says. One that was at rest for a while is decoded once, not at every turn; its stamp says whether it changed."""
+        found = os.stat(path)
+        stamp = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+        known = self._rested.get(path)
+        if known is not None and known[0] == stamp:
+            rested[path] = known
+            return known[1]
+        with open(path, "rb") as file:
+            allocation = from_plain(Allocation, json.loads(file.read()), path)
+        if time.time_ns() - found.st_mtime_ns >= _RESTED_NS:  # two writes of one moment may have one stamp
+            rested[path] = (stamp, allocation)
+        return allocation
 
 
 def reclaim_dead(reading: AllocationReading) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poolmeter.errors import DataError
-from poolmeter.exporter.timeline import Timeline, plain_allocation, timeline_from
+from poolmeter.exporter.timeline import PlainAllocations, Timeline, timeline_from
 from poolmeter.model.allocation import Allocation
 from poolmeter.model.plain import from_plain
 from poolmeter.rules.capacity import Parts
@@ -185,10 +185,11 @@ class Ledger:
     tampered: list[str] = field(default_factory=list)
     # Counters of the hardware, see hardware.py.
     hardware: dict[str, list[int]] = field(default_factory=dict)
+    _plain: PlainAllocations = field(default_factory=PlainAllocations, repr=False, compare=False)
 
     def to_json(self) -> str:
         """As text for the spool."""
-        return json.dumps(
+        written = json.dumps(
             {
                 "version": VERSION,
                 "cursor_us": self.cursor_us,
@@ -196,8 +197,8 @@ class Ledger:
                 "boot_id": self.boot_id,
                 "journal_offset": self.journal_offset,
                 "journal_head": self.journal_head,
-                "timeline": self.timeline.plain(),
-                "known": [plain_allocation(allocation) for allocation in self.known.values()],
+                "timeline": self.timeline.plain(self._plain),
+                "known": [self._plain.of(allocation) for allocation in self.known.values()],
                 "devices": [{**vars(device), "parts": vars(device.parts)} for device in self.devices.values()],
                 "slices": [vars(part) for part in self.slices.values()],
                 "processes": {key: vars(process) for key, process in self.processes.items()},
@@ -209,6 +210,8 @@ class Ledger:
             },
             separators=(",", ":"),
         )
+        self._plain.forget()
+        return written
 
 
 def ledger_from(plain: dict[str, Any]) -> Ledger:

@@ -1,6 +1,5 @@
 """Promises over time: piecewise constant, changed only by events of the journal (or, without one, by allocation.json)."""
 
-import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -88,11 +87,11 @@ class Timeline:
         if end_us > at:
             yield Segment(at, end_us, tuple(self.standing.values()))
 
-    def plain(self) -> dict[str, object]:
+    def plain(self, allocations: "PlainAllocations") -> dict[str, object]:
         """As JSON values."""
         return {
-            "standing": [plain_allocation(allocation) for allocation in self.standing.values()],
-            "pending": [[at, plain_allocation(allocation)] for at, allocation in self.pending],
+            "standing": [allocations.of(allocation) for allocation in self.standing.values()],
+            "pending": [[at, allocations.of(allocation)] for at, allocation in self.pending],
             "last_sequence": self.last_sequence,
             "last_at_us": self.last_at_us,
         }
@@ -112,7 +111,19 @@ def _released(allocation: Allocation) -> Allocation:
     return replace(allocation, state=AllocationState.RELEASED)
 
 
-@functools.lru_cache(maxsize=512)
-def plain_allocation(allocation: Allocation) -> object:
-    """Of a record that does not change, made once; nobody writes to what is returned."""
-    return to_plain(allocation)
+class PlainAllocations:
+    """Allocations as JSON values, made once for as long as each is asked for; nobody writes to what is returned."""
+
+    def __init__(self) -> None:
+        self._made: dict[Allocation, object] = {}
+        self._asked: dict[Allocation, object] = {}
+
+    def of(self, allocation: Allocation) -> object:
+        """One of them, of a record that does not change."""
+        if allocation not in self._asked:
+            self._asked[allocation] = self._made.get(allocation) or to_plain(allocation)
+        return self._asked[allocation]
+
+    def forget(self) -> None:
+        """Keep what was asked for since the last call."""
+        self._made, self._asked = self._asked, {}

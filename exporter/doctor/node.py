@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from poolmeter.errors import PoolmeterError, Unavailable
-from poolmeter.exporter.allocations import AllocationReading, read_allocations
+from poolmeter.exporter.allocations import AllocationFolders, AllocationReading
 from poolmeter.exporter.doctor.finding import Finding, Machine, Subject, ok, problem, unknown, warning
 from poolmeter.native import native_path
 from poolmeter.pages import layout
@@ -50,7 +50,7 @@ def run_findings(subject: Subject) -> Iterator[Finding]:
     if not run.root.exists():
         yield warning("run folder", f"{run.root} is absent: no enforcer has run here", "sudo systemctl enable --now poolmeter-enforcer")
         return
-    found, trouble = read_allocations(run)
+    found, trouble = AllocationFolders(run).read()
     if trouble is not None:
         yield unknown("run folder", f"{trouble}, so nothing is known of allocations", "sudo poolmeter doctor")
     yield from _permissions(run, found)

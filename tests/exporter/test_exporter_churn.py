@@ -1,5 +1,6 @@
 """Ticks without end, with programs that come and go: what is kept is what is there."""
 
+import functools
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -21,12 +22,19 @@ def resident_kib() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_KIB
 
 
+def cached() -> int:
+    """How many answers the caches of this project's functions hold."""
+    caches = (held for held in gc.get_objects() if isinstance(held, functools._lru_cache_wrapper))
+    return sum(cache.cache_info().currsize for cache in caches if cache.__module__.startswith("poolmeter."))
+
+
 @pytest.mark.timeout(1800)
 def test_ten_thousand_ticks_with_churn_hold_no_more_memory(node: Node, rounds: Callable[[int, int], Iterator[int]]) -> None:
     """A tick a second on a virtual clock, through agent, spool and page; at every tick an allocation with a program, or a stranger, comes or goes."""
     renderer = Renderer()
     objects: list[int] = []
     memory: list[int] = []
+    answers: list[int] = []
     living: list[str] = []
     for turn in rounds(240, 10_000):
         allocation = node.create(f"churn-{turn}", ppm=100_000)
@@ -49,9 +57,11 @@ def test_ten_thousand_ticks_with_churn_hold_no_more_memory(node: Node, rounds: C
             gc.collect()
             objects.append(len(gc.get_objects()))
             memory.append(resident_kib())
+            answers.append(cached())
             kept = node.agent.ledger
             # What a minute has seen stays until it is closed, and a retired folder until its last record is acknowledged.
             assert max(len(kept.slices), len(kept.known), len(kept.processes) // 2, len(kept.settled)) <= 140
+    assert max(answers) == answers[0]  # a cache that is bounded fills up all the same
     half = len(objects) // 2
     assert max(objects[half:]) <= 1.05 * max(objects[:half]) + 2000
     assert max(memory[half:]) <= max(memory[:half]) + 6 * 1024

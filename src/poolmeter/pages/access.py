@@ -12,7 +12,7 @@ from poolmeter.pages.errors import PageVersionError, TamperedPage
 
 
 @contextlib.contextmanager
-def open_page(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+def open_page(path: str | Path, flags: int = os.O_RDONLY) -> Iterator[int]:
     """A descriptor of the regular file at `path`; never follows a link, never waits for a FIFO's other end.
 
     Raises TamperedPage for anything but a regular file and Unavailable when it is absent or not permitted.
@@ -33,7 +33,7 @@ def open_page(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
         os.close(descriptor)
 
 
-def read_exactly(descriptor: int, path: Path, offset: int, size: int) -> bytes:
+def read_exactly(descriptor: int, path: str | Path, offset: int, size: int) -> bytes:
     """`size` bytes at `offset`, by pread; a short read raises TamperedPage."""
     data = os.pread(descriptor, size, offset)
     if len(data) != size:
@@ -41,7 +41,7 @@ def read_exactly(descriptor: int, path: Path, offset: int, size: int) -> bytes:
     return data
 
 
-def check_magic(path: Path, magic: int, major: int, minor: int, expected: int) -> None:
+def check_magic(path: str | Path, magic: int, major: int, minor: int, expected: int) -> None:
     """Raises TamperedPage for another magic number and PageVersionError for another ABI major version."""
     if magic != expected:
         raise TamperedPage(f"page {path} begins with {magic:#018x}, expected {expected:#018x}")
@@ -49,7 +49,7 @@ def check_magic(path: Path, magic: int, major: int, minor: int, expected: int) -
         raise PageVersionError(f"page {path} has ABI version {major}.{minor}, expected {layout.ABI_MAJOR}.x")
 
 
-def text(raw: bytes, path: Path, name: str) -> str:
+def text(raw: bytes, path: str | Path, name: str) -> str:
     """A NUL-terminated field; raises TamperedPage when it is not UTF-8."""
     try:
         return raw.split(b"\0", 1)[0].decode()

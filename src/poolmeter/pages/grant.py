@@ -70,7 +70,7 @@ def write_grant(path: Path, grant: Grant) -> int:
         return int(_read(descriptor, path).generation)
 
 
-def read_grant(path: Path) -> Grant:
+def read_grant(path: str | Path) -> Grant:
     """The limits at `path`, of one instant. Raises TamperedPage, PageVersionError or Unavailable."""
     with open_page(path) as descriptor:
         page = _read(descriptor, path)
@@ -87,7 +87,7 @@ def read_grant(path: Path) -> Grant:
     )
 
 
-def _read(descriptor: int, path: Path) -> layout.Grant:
+def _read(descriptor: int, path: str | Path) -> layout.Grant:
     for attempt in range(_ATTEMPTS):
         page = layout.Grant.from_buffer_copy(read_exactly(descriptor, path, 0, ctypes.sizeof(layout.Grant)))
         check_magic(path, page.magic, page.abi_major, page.abi_minor, layout.GRANT_MAGIC)
@@ -104,7 +104,7 @@ def _read(descriptor: int, path: Path) -> layout.Grant:
     return page
 
 
-def _device(entry: layout.GrantDevice, path: Path) -> DeviceGrant:
+def _device(entry: layout.GrantDevice, path: str | Path) -> DeviceGrant:
     return DeviceGrant(
         uuid=text(entry.uuid, path, "device uuid"),
         compute_ppm=None if entry.limit_ppm == layout.UNLIMITED else entry.limit_ppm,

@@ -220,7 +220,7 @@ def create_meter(path: Path, device_uuids: Sequence[str], slots: int = layout.MA
         os.unlink(name)
 
 
-def read_meter(path: Path) -> MeterReading:
+def read_meter(path: str | Path) -> MeterReading:
     """What the page says at one instant: no process is counted in a slot and in `retired` at once, and none is left out.
 
     Raises TamperedPage, PageVersionError, Unavailable (absent, not permitted) or PageError (never at rest).
@@ -255,7 +255,7 @@ def reclaim(path: Path) -> int:
     return outcome
 
 
-def _header(descriptor: int, path: Path) -> tuple[layout.Meter, _Shape]:
+def _header(descriptor: int, path: str | Path) -> tuple[layout.Meter, _Shape]:
     page = layout.Meter.from_buffer_copy(read_exactly(descriptor, path, 0, ctypes.sizeof(layout.Meter)))
     check_magic(path, page.magic, page.abi_major, page.abi_minor, layout.METER_MAGIC)
     shape = _Shape(page.device_count, page.device_capacity, page.slot_count, min(page.slots_used, page.slot_count))
@@ -305,7 +305,7 @@ def _locked(descriptor: int, index: int) -> bool | None:
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
-def _reading(path: Path, header: layout.Meter, shape: _Shape, data: bytes, locks: Mapping[int, bool | None]) -> MeterReading:
+def _reading(path: str | Path, header: layout.Meter, shape: _Shape, data: bytes, locks: Mapping[int, bool | None]) -> MeterReading:
     lines = [layout.MeterDevice.from_buffer_copy(data, index * ctypes.sizeof(layout.MeterDevice)) for index in range(shape.devices)]
     uuids = tuple(text(line.uuid, path, "device uuid") for line in lines)
     if len(set(uuids)) != len(uuids) or not all(uuids):
@@ -330,7 +330,7 @@ def _reading(path: Path, header: layout.Meter, shape: _Shape, data: bytes, locks
     return MeterReading(uuids, slots, retired, shared, header.created_ns, header.faults)
 
 
-def _slot(path: Path, shape: _Shape, data: bytes, index: int, uuids: tuple[str, ...], locked: bool | None) -> SlotReading:
+def _slot(path: str | Path, shape: _Shape, data: bytes, index: int, uuids: tuple[str, ...], locked: bool | None) -> SlotReading:
     start = shape.slots_offset - shape.devices_offset + index * shape.slot_size
     slot = layout.Slot.from_buffer_copy(data, start)
     first = start + ctypes.sizeof(layout.Slot)
