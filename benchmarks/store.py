@@ -27,7 +27,7 @@ from cards import Card, Results
 
 from poolmeter import arrow
 from poolmeter.collector.catalog import open_catalog
-from poolmeter.collector.check import Expected, check_usage
+from poolmeter.collector.check import Expected, check_together
 from poolmeter.collector.maintenance import maintain
 from poolmeter.collector.retention import Retention
 from poolmeter.collector.segments import day_of, write_segment
@@ -86,7 +86,8 @@ def answers(engine: duckdb.DuckDBPyConnection, minute: int) -> list[tuple[str, p
 def checked(tick: Sequence[tuple[str, pa.Table]], minute: int) -> list[Batch]:
     """The answers after the rules of ingestion."""
     now = DAY + (minute + 1) * MINUTE_US
-    return [Batch(node, EPOCH, check_usage(table, Expected(node, EPOCH, 1 << 40, now)), now) for node, table in tick]
+    found = check_together([(table, Expected(node, EPOCH, 1 << 40, now)) for node, table in tick])
+    return [Batch(node, EPOCH, result, now) for (node, _), result in zip(tick, found, strict=True)]
 
 
 def quantile(values: Sequence[float], part: float) -> float:

@@ -4,9 +4,10 @@ A row that breaks a rule goes to quarantine with the first rule it breaks; it st
 asking again would bring the same row.
 """
 
+import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -60,23 +61,40 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Checked:
-    """A response after the rules: `good` is a wide table, `bad` the rest; `through` the last sequence to acknowledge (None: nothing)."""
+    """A response after the rules: `bad` are the rows that broke one, `through` the last sequence to acknowledge (None: nothing).
 
-    good: "pa.Table"
+    `whole` holds the good rows of all responses that were checked with this one, of which its own are [start, stop).
+    """
+
+    whole: "pa.Table"
+    start: int
+    stop: int
     bad: tuple[BadRow, ...]
     bad_sequences: tuple[int, ...]
     through: int | None
 
+    @property
+    def good(self) -> "pa.Table":
+        """Its own good rows, a wide table."""
+        return self.whole.slice(self.start, self.stop - self.start)
+
 
 class _Rows:
-    """A wide table as numpy columns, and what was expected of it. Most columns of a small answer are empty or full: those cost nothing."""
+    """A wide table as numpy columns, and what was expected of it. Most columns of small answers are empty or full: those cost nothing.
 
-    def __init__(self, table: "pa.Table", expected: Expected) -> None:
+    `answers` holds what was expected of each answer, `starts` where its rows begin, and at last where all end.
+    """
+
+    def __init__(self, table: "pa.Table", answers: Sequence[Expected], starts: Array) -> None:
         import numpy as np
 
-        self.expected = expected
         self.count = table.num_rows
-        batches = table.combine_chunks().to_batches()
+        self.answers = answers
+        self.starts = starts
+        self.answer = np.repeat(np.arange(len(answers)), np.diff(starts))  # of each row
+        self.last_sequence = np.array([expected.last_sequence for expected in answers], np.int64)[self.answer]
+        self.now_us = np.array([expected.now_us for expected in answers], np.int64)[self.answer]
+        batches = table.to_batches()
         self._arrays = dict(zip(table.column_names, batches[0].columns, strict=True)) if batches else {}
         self._cache: dict[str, Any] = {}
         self._zeros = np.zeros(self.count, np.int64)
@@ -123,6 +141,18 @@ class _Rows:
             return _numpy(same.fill_null(False) if same.null_count else same)
         return _numpy(pc.is_in(array, value_set=pa.array(values, pa.utf8())))
 
+    def same(self, name: str, values: list[str]) -> Array:
+        """Where the text column has the value of the row's answer; `values` holds one for each answer."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if len(set(values)) == 1:
+            return self.isin(name, values[:1])
+        if self.empty(name):
+            return self._none
+        same = pc.equal(self._arrays[name], pa.array(values, pa.utf8()).take(pa.array(self.answer)))
+        return _numpy(same.fill_null(False) if same.null_count else same)
+
     def of(self, *kinds: RecordKind) -> Array:
         """Where the row is of one of `kinds`."""
         import numpy as np
@@ -165,9 +195,16 @@ def _not_increasing(rows: _Rows) -> Array:
 
     sequence = rows.ints("sequence")
     # A sequence beyond what the response claims must not push the bar up for the honest rows behind it.
-    claimed = np.where((sequence >= 0) & (sequence <= rows.expected.last_sequence), sequence, -1)
-    before = np.concatenate(([-1], np.maximum.accumulate(claimed)[:-1])) if rows.count else claimed
-    return sequence <= before
+    claimed = np.where((sequence >= 0) & (sequence <= rows.last_sequence), sequence, -1)
+    broken = np.zeros(rows.count, bool)
+    before = np.concatenate(([-1], claimed[:-1]))
+    before[rows.starts[:-1][rows.starts[:-1] < rows.count]] = -1
+    # Of an answer that grows from row to row, and honest ones do, nothing more need be asked.
+    for number in np.unique(rows.answer[claimed <= before]):
+        mine = slice(int(rows.starts[number]), int(rows.starts[number + 1]))
+        highest = np.concatenate(([-1], np.maximum.accumulate(claimed[mine])[:-1]))
+        broken[mine] = sequence[mine] <= highest
+    return broken
 
 
 def _lacks(rows: _Rows) -> Array:
@@ -302,17 +339,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "node",
-        lambda rows: ~rows.isin("node", [rows.expected.node]),
+        lambda rows: ~rows.same("node", [expected.node for expected in rows.answers]),
         lambda row, expected: f"node is {row['node']!r:.80}, expected {expected.node!r}",
     ),
     Rule(
         "epoch",
-        lambda rows: ~rows.isin("epoch", [rows.expected.epoch]),
+        lambda rows: ~rows.same("epoch", [expected.epoch for expected in rows.answers]),
         lambda row, expected: f"epoch is {row['epoch']!r:.80}, expected {expected.epoch}",
     ),
     Rule(
         "sequence",
-        lambda rows: rows.ints("sequence") > rows.expected.last_sequence,
+        lambda rows: rows.ints("sequence") > rows.last_sequence,
         lambda row, expected: f"sequence is {row['sequence']}, expected at most {expected.last_sequence}",
     ),
     Rule("negative", _negative, _negative_name),
@@ -330,7 +367,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "future",
-        lambda rows: rows.ints("minute_us") > rows.expected.now_us + FUTURE_US,
+        lambda rows: rows.ints("minute_us") > rows.now_us + FUTURE_US,
         lambda row, expected: f"minute_us is {row['minute_us']}, expected at most {FUTURE_US} after now, which is {expected.now_us}",
     ),
     Rule(
@@ -377,24 +414,43 @@ def check_epoch(epoch: str) -> bool:
 
 
 def check_usage(table: "pa.Table", expected: Expected) -> Checked:
-    """Sort the rows of a wide table (schema of poolmeter.arrow) into good and bad."""
-    import numpy as np
+    """Sort the rows of a response (a wide table, schema of poolmeter.arrow) into good and bad."""
+    return check_together([(table, expected)])[0]
 
-    rows = _Rows(table, expected)
+
+def check_together(answers: Sequence[tuple["pa.Table", Expected]]) -> list[Checked]:
+    """Several responses at once, in their order, each by its own: a rule costs as much for one of them as for a hundred small ones."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not answers:
+        return []
+    tables, expected = [table for table, _ in answers], [found for _, found in answers]
+    table = (pa.concat_tables(tables) if len(tables) > 1 else tables[0]).combine_chunks()
+    starts = np.cumsum([0, *(found.num_rows for found in tables)])
+    rows = _Rows(table, expected, starts)
     broken = np.full(rows.count, -1, np.int64)
     for number, rule in enumerate(RULES):
         broken[(broken < 0) & rule.broken(rows)] = number
     sequence = rows.ints("sequence")
-    claimed = sequence[(sequence >= 0) & (sequence <= expected.last_sequence)]
-    bad_at = np.nonzero(broken >= 0)[0]
     # A bad row still fills its place in the spool it came from: sent again, it is known and not quarantined twice.
-    placed = (sequence >= 0) & (sequence <= expected.last_sequence)
-    return Checked(
-        good=table if not len(bad_at) else table.filter(_mask(broken < 0)),
-        bad=_bad_rows(table, broken, bad_at, expected),
-        bad_sequences=tuple(int(value) for value in sequence[(broken >= 0) & placed]),
-        through=int(claimed.max()) if len(claimed) else None,
-    )
+    placed = (sequence >= 0) & (sequence <= rows.last_sequence)
+    claimed = np.where(placed, sequence, -1)
+    bad = broken >= 0
+    good = table.filter(_mask(~bad)) if bad.any() else table
+    # How many good rows lie before each answer's first.
+    ends = np.concatenate(([0], np.cumsum(~bad)))[starts].tolist()
+    out = []
+    for number, (first, last) in enumerate(itertools.pairwise(starts.tolist())):
+        through = int(claimed[first:last].max()) if last > first else -1
+        wrong: tuple[BadRow, ...] = ()
+        wrong_sequences: tuple[int, ...] = ()
+        if ends[number + 1] - ends[number] < last - first:
+            at = np.nonzero(bad[first:last])[0]
+            wrong = _bad_rows(tables[number], broken[first:last], at, expected[number])
+            wrong_sequences = tuple(sequence[first:last][bad[first:last] & placed[first:last]].tolist())
+        out.append(Checked(good, ends[number], ends[number + 1], wrong, wrong_sequences, through if through >= 0 else None))
+    return out
 
 
 def _mask(where: Array) -> "pa.Array":

@@ -110,6 +110,15 @@ def records_to_table(name: str, records: Sequence[object]) -> "pa.Table":
     return pa.Table.from_arrays([pa.array([getattr(row, field.name) for row in records], field.type) for field in schema], schema=schema)
 
 
+def tuples_to_table(name: str, rows: Sequence[tuple[object, ...]]) -> "pa.Table":
+    """The same of tuples in the order of the columns; the fastest by far."""
+    import pyarrow as pa
+
+    schema = schema_of(TABLES[name])
+    columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
+    return pa.Table.from_arrays([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
+
+
 def snapshot_objects(tables: Mapping[str, "pa.Table"]) -> list[dict[str, Any]]:
     """`now_*` tables back as plain snapshots, one per node, fields that are unknown left out (the JSON of an exporter's snapshot)."""
     nodes: dict[str, dict[str, Any]] = {}

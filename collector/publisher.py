@@ -5,21 +5,35 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from poolmeter.collector.check import Expected, check_together
 from poolmeter.collector.now import Newest
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Batch, Store
 from poolmeter.collector.tracing import span
-from poolmeter.errors import PoolmeterError
+from poolmeter.errors import DataError, PoolmeterError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger("poolmeter.collector")
 GAP_SHARE = 20  # a publication that takes long is followed by so many times its length without one, so that it costs a twentieth of a core
 GAP_MOST_S = 5.0
 NOW_SHARE = 30  # the same for the writing of newest snapshots
 NOW_MOST_S = 15.0
+TOGETHER_BYTES = 1 << 18  # records of up to so many bytes are copied to be checked with others
 DOUBTS = 3  # so many members of a failed group fail alone before the rest is not tried
+
+
+@dataclass(frozen=True)
+class Received:
+    """Records as they came (a wide table), and what is expected of them."""
+
+    table: "pa.Table"
+    expected: Expected
 
 
 @dataclass(frozen=True)
@@ -27,13 +41,21 @@ class Update:
     """What one pull of one node brought; `urgent`: more is waiting behind it."""
 
     node: NodeRow
-    batch: Batch | None = None
+    records: Received | None = None
     newest: Newest | None = None
     urgent: bool = False
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What became of an update: the node's row as stored, and its records after the rules (None: it brought none)."""
+
+    node: NodeRow
+    batch: Batch | None
+
+
 class Publisher:
-    """Publishes updates in groups; `publish` returns when the update is durable and visible.
+    """Checks and publishes updates in groups; `publish` returns when the update is durable and visible.
 
     `gap_s` is the least time between two publications (a catalog costs the same for one node as for a thousand), unless one is urgent;
     where publications take long it grows, to `GAP_MOST_S` at most.
@@ -49,14 +71,14 @@ class Publisher:
         self._leaving = False  # somebody forgotten is still in the store
         self._gap_s = gap_s
         self._urgent = asyncio.Event()
-        self._waiting: list[tuple[Update, asyncio.Future[NodeRow]]] = []
+        self._waiting: list[tuple[Update, asyncio.Future[Stored]]] = []
         self._wake = asyncio.Event()
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_at = 0.0
 
-    async def publish(self, update: Update) -> NodeRow:
-        """The node's row as stored. Raises Unavailable when the store could not take the update; nothing of it is stored then."""
-        done: asyncio.Future[NodeRow] = asyncio.get_running_loop().create_future()
+    async def publish(self, update: Update) -> Stored:
+        """What became of it. Raises Unavailable when the store could not take the update; nothing of it is stored then."""
+        done: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
         self._waiting.append((update, done))
         if update.urgent:
             self._urgent.set()
@@ -117,54 +139,56 @@ class Publisher:
         self._gap_s = 0.0
         self._urgent.set()
 
-    async def _group(self, waiting: list[tuple[Update, "asyncio.Future[NodeRow]"]]) -> float:
+    async def _group(self, waiting: list[tuple[Update, "asyncio.Future[Stored]"]]) -> float:
         """Publish a group and answer its members; when it ended (monotonic)."""
         try:
             due, self._leaving = bool(waiting) or self._leaving, False
-            failure = await asyncio.to_thread(self._write, [update for update, _ in waiting]) if due else None
-            if failure is None:
-                self._answer(waiting)
+            done = await asyncio.to_thread(self._write, [update for update, _ in waiting]) if due else []
+            if not isinstance(done, PoolmeterError):
+                self._answer(waiting, done)
             elif len(waiting) == 1:
-                self._refuse(waiting, failure)
+                self._refuse(waiting, done)
             else:
                 await self._one_by_one(waiting)
         except asyncio.CancelledError:
-            for _, done in waiting:
-                done.cancel()
+            for _, answer in waiting:
+                answer.cancel()
             raise
         return time.monotonic()
 
-    async def _one_by_one(self, waiting: list[tuple[Update, "asyncio.Future[NodeRow]"]]) -> None:
+    async def _one_by_one(self, waiting: list[tuple[Update, "asyncio.Future[Stored]"]]) -> None:
         """So that what one node sent cannot keep the others' records out; a disk that takes nothing is found out soon."""
         failures = 0
         for number, member in enumerate(waiting):
-            failure = await asyncio.to_thread(self._write, [member[0]])
-            if failure is None:
-                self._answer([member])
+            done = await asyncio.to_thread(self._write, [member[0]])
+            if not isinstance(done, PoolmeterError):
+                self._answer([member], done)
                 continue
             failures += 1
-            self._refuse([member] if failures < DOUBTS else waiting[number:], failure)
+            self._refuse([member] if failures < DOUBTS else waiting[number:], done)
             if failures >= DOUBTS:
                 return
 
-    def _answer(self, members: list[tuple[Update, "asyncio.Future[NodeRow]"]]) -> None:
+    def _answer(self, members: list[tuple[Update, "asyncio.Future[Stored]"]], batches: list[Batch | None]) -> None:
         rows = self._store.state.nodes
-        for update, done in members:
-            if not done.done():
-                done.set_result(rows[update.node.url])
+        for (update, answer), batch in zip(members, batches, strict=True):
+            if not answer.done():
+                answer.set_result(Stored(rows[update.node.url], batch))
 
-    def _refuse(self, members: list[tuple[Update, "asyncio.Future[NodeRow]"]], failure: PoolmeterError) -> None:
+    def _refuse(self, members: list[tuple[Update, "asyncio.Future[Stored]"]], failure: PoolmeterError) -> None:
         for _, done in members:
             if not done.done():
                 done.set_exception(failure)
 
-    def _write(self, updates: list[Update]) -> PoolmeterError | None:
+    def _write(self, updates: list[Update]) -> "list[Batch | None] | PoolmeterError":
+        """The records of each update after the rules, once they are stored; why nothing is, otherwise."""
         started = time.perf_counter()
         forgotten = frozenset(self._forgotten)
         try:
             with span("publish", attributes={"poolmeter.nodes": len(updates)}):
+                batches = _checked(updates)
                 self._store.publish(
-                    [update.batch for update in updates if update.batch is not None],
+                    [batch for batch in batches if batch is not None],
                     [update.newest for update in updates if update.newest is not None],
                     [update.node for update in updates],
                     forget=forgotten,
@@ -179,4 +203,22 @@ class Publisher:
         # What is forgotten need not be said again, except of an exporter whose last word came with this publication.
         self._forgotten -= forgotten - {update.node.url for update in updates}
         self._store.sweep()
-        return None
+        return batches
+
+
+def _checked(updates: Sequence[Update]) -> list[Batch | None]:
+    """The records of each update after the rules: small ones together, since a rule costs as much for one of them as for all."""
+    out: list[Batch | None] = [None] * len(updates)
+    brought = [(number, update.records) for number, update in enumerate(updates) if update.records is not None]
+    small = [(number, records) for number, records in brought if records.table.nbytes <= TOGETHER_BYTES]
+    large = [[(number, records)] for number, records in brought if records.table.nbytes > TOGETHER_BYTES]
+    for together in [small, *large]:
+        try:
+            found = check_together([(records.table, records.expected) for _, records in together])
+        except Exception as error:  # whatever they are: the others' records must not be kept out by them
+            _log.exception("records of %s cannot be checked", ", ".join(records.expected.node for _, records in together[:5]))
+            raise DataError(f"records cannot be checked: {type(error).__name__}: {str(error)[:120]!r}") from error
+        for (number, records), checked in zip(together, found, strict=True):
+            expected = records.expected
+            out[number] = Batch(expected.node, expected.epoch, checked, expected.now_us)
+    return out

@@ -1,7 +1,6 @@
 """Taking in what one exporter sent, pulled or pushed: one path from a parsed answer through the rules to what is durable."""
 
 import asyncio
-import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,10 +8,10 @@ from typing import TypeVar
 
 from poolmeter.clock import Clock
 from poolmeter.collector.bodies import Answer, parse_answer, parse_now
-from poolmeter.collector.check import Expected, check_usage
+from poolmeter.collector.check import Expected
 from poolmeter.collector.events import has_outcomes
 from poolmeter.collector.now import Newest
-from poolmeter.collector.publisher import Publisher, Update
+from poolmeter.collector.publisher import Publisher, Received, Update
 from poolmeter.collector.state import NodeRow
 from poolmeter.collector.store import Batch
 from poolmeter.errors import DataError, Refused, Unavailable
@@ -20,7 +19,7 @@ from poolmeter.model.units import DAY_US
 
 _log = logging.getLogger("poolmeter.collector")
 DAYS_MOST = 400  # of one answer; a spool keeps a year at most
-INLINE_BYTES = 1 << 18  # some milliseconds of decoding and checking
+INLINE_BYTES = 1 << 18  # some milliseconds of decoding
 T = TypeVar("T")
 
 
@@ -79,11 +78,12 @@ class Intake:
         Raises DataError, Refused, Unavailable; nothing of it is stored then, unless what is told to the books failed: it comes again.
         """
         now = self._clock.wall_us()
-        batch = None
+        received = None
         if answer.table.num_rows:
-            batch = await aside(answer.table.nbytes, functools.partial(self._checked, answer, now))
-        self._take_lag(answer, now)
-        self.status.row = await self._publisher.publish(Update(self._row(answer, found, warning, now), batch, found, answer.more))
+            self._look_at_minutes(answer, now)
+            received = Received(answer.table, Expected(answer.node, answer.epoch, answer.last_sequence, now))
+        stored = await self._publisher.publish(Update(self._row(answer, found, warning, now), received, found, answer.more))
+        self.status.row, batch = stored.node, stored.batch
         if batch is None:
             return None
         self.status.rows += batch.checked.good.num_rows
@@ -114,32 +114,31 @@ class Intake:
         )  # fmt: skip
         self.status.row = row
         try:
-            self.status.row = await self._publisher.publish(Update(row))
+            self.status.row = (await self._publisher.publish(Update(row))).node
         except Unavailable as error:
             _log.error("%s", error)
 
-    def _checked(self, answer: Answer, now_us: int) -> Batch:
+    def _look_at_minutes(self, answer: Answer, now_us: int) -> None:
+        """Take the lag; raises DataError on records of too many days."""
         import numpy as np
         import pyarrow.compute as pc
 
-        days = len(np.unique(pc.fill_null(answer.table.column("minute_us"), 0).to_numpy() // DAY_US))
-        if days > DAYS_MOST:
-            # A segment is written for each: one answer must not make thousands of files.
-            raise DataError(f"{self.status.row.url} sent records of {days} days, expected at most {DAYS_MOST}")
-        expected = Expected(answer.node, answer.epoch, answer.last_sequence, now_us)
-        return Batch(answer.node, answer.epoch, check_usage(answer.table, expected), now_us)
+        column = answer.table.column("minute_us")
+        bounds = pc.min_max(column).as_py()
+        if bounds["max"] is None:
+            self.status.lag_us = None
+            return
+        self.status.lag_us = max(0, now_us - bounds["max"])
+        if bounds["max"] // DAY_US - bounds["min"] // DAY_US >= DAYS_MOST:
+            days = len(np.unique(pc.fill_null(column, 0).to_numpy() // DAY_US))
+            if days > DAYS_MOST:
+                # A segment is written for each: one answer must not make thousands of files.
+                raise DataError(f"{self.status.row.url} sent records of {days} days, expected at most {DAYS_MOST}")
 
     def _row(self, answer: Answer, found: Newest | None, warning: str | None, now_us: int) -> NodeRow:
         old = self.status.row
         pool, simulated = (found.pool, found.simulated) if found else (old.pool, old.simulated)
         return NodeRow(old.url, answer.node, answer.epoch, now_us, "up", warning, pool, simulated)
-
-    def _take_lag(self, answer: Answer, now_us: int) -> None:
-        if answer.table.num_rows:
-            import pyarrow.compute as pc
-
-            newest_us = pc.max(answer.table.column("minute_us")).as_py()
-            self.status.lag_us = max(0, now_us - newest_us) if newest_us is not None else None
 
 
 def parsed(headers: Mapping[str, str], body: bytes) -> Got:

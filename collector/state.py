@@ -1,18 +1,22 @@
 """What a store's catalog says, in memory: the state that a publication replaces, and its way to tables and back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from poolmeter.collector.now import Newest, now_by_node, records_to_table, rows_to_table
+from poolmeter.collector.now import Newest, now_by_node, records_to_table, rows_to_table, tuples_to_table
 from poolmeter.collector.segments import Lost, Segment
 from poolmeter.collector.sequences import Ranges
-from poolmeter.collector.tables import STORE_VERSION, SegmentKind
+from poolmeter.collector.tables import STORE_VERSION, TABLES, SegmentKind
+from poolmeter.model.units import MINUTE_US
 from poolmeter.model.usage import RecordKind
 from poolmeter.model.wire import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+SEEN_US = MINUTE_US  # a device that is as it was is noted once in so long: of a thousand nodes most bring nothing else with each pull
+_SNAPSHOT_COLUMNS = ("uuid", "node", "index", "model", "vendor", "memory_total_bytes", "driver_version", "taken_us", "taken_us")
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,12 @@ class NodeRow:
     last_sequence: int | None = None
 
 
-@dataclass(frozen=True)
-class DeviceRow:
-    """A device as last seen on a node."""
+class DeviceRow(NamedTuple):
+    """A device as last seen on a node; `last_seen_us` may lag by `SEEN_US`."""
 
     uuid: str
     node: str
-    index: int | None
+    number: int | None  # column `index`
     model: str
     vendor: str | None
     memory_total_bytes: int
@@ -72,7 +75,7 @@ def state_from(tables: Mapping[str, "pa.Table"]) -> State:
         segments=segments,
         sequences={key: Ranges(tuple(sorted(found))) for key, found in ranges.items()},
         nodes={row["url"]: NodeRow(**row) for row in rows["nodes"]},
-        devices={(row["node"], row["uuid"]): DeviceRow(**row) for row in rows["devices"]},
+        devices={(row["node"], row["uuid"]): DeviceRow._make(row[column.name] for column in TABLES["devices"]) for row in rows["devices"]},
         now=now_by_node(tables),
         lost=tuple(Lost(**row) for row in tables["lost"].to_pylist()),
     )
@@ -85,29 +88,49 @@ def last_sequence(sequences: Mapping[tuple[str, str], Ranges], row: NodeRow) -> 
 
 
 def with_devices(
-    devices: dict[tuple[str, str], DeviceRow], wide: "pa.Table | None", snapshots: Sequence[Newest]
+    devices: dict[tuple[str, str], DeviceRow],
+    wide: "pa.Table | None",
+    snapshots: Sequence[Newest],
+    before: Mapping[str, Mapping[str, "pa.Table"]],
 ) -> dict[tuple[str, str], DeviceRow]:
-    """`devices` and those of new rows and snapshots."""
+    """`devices` and those of new rows and snapshots; `before` are the newest snapshots until now."""
+    out = dict(devices)
+    for seen in (*_of_rows(wide, devices), *_of_snapshots(snapshots, devices, before)):
+        key = (seen.node, seen.uuid)
+        out[key] = _merged(out.get(key), seen)
+    return out
+
+
+def _of_rows(wide: "pa.Table | None", devices: Mapping[tuple[str, str], DeviceRow]) -> Iterator[DeviceRow]:
     import pyarrow.compute as pc
 
-    out = dict(devices)
-    if wide is not None:
-        keys = ["node", "device_uuid", "device_model", "memory_total_bytes"]
-        rows = wide.select([*keys, "minute_us"]).filter(pc.equal(wide.column("kind"), RecordKind.DEVICE.value))
-        for row in rows.group_by(keys).aggregate([("minute_us", "min"), ("minute_us", "max")]).to_pylist():
-            key = (row["node"], row["device_uuid"])
-            seen = DeviceRow(
-                row["device_uuid"], row["node"], None, row["device_model"], None, row["memory_total_bytes"], None,
-                row["minute_us_min"], row["minute_us_max"],
-            )  # fmt: skip
-            out[key] = _merged(out.get(key), seen)
-    columns = ("uuid", "node", "index", "model", "vendor", "memory_total_bytes", "driver_version", "taken_us", "taken_us")
+    if wide is None:
+        return
+    keys = ["node", "device_uuid", "device_model", "memory_total_bytes"]
+    rows = wide.select([*keys, "minute_us"]).filter(pc.equal(wide.column("kind"), RecordKind.DEVICE.value))
+    found = rows.group_by(keys).aggregate([("minute_us", "min"), ("minute_us", "max")])
+    columns = (found.column(name).to_pylist() for name in (*keys, "minute_us_min", "minute_us_max"))
+    for node, uuid, model, memory, first_us, last_us in zip(*columns, strict=True):
+        known = devices.get((node, uuid))
+        # Snapshots are newer than closed minutes: rows tell of a device that no snapshot has shown.
+        if known is None or known.first_seen_us > first_us or known.last_seen_us + SEEN_US <= last_us:
+            yield DeviceRow(uuid, node, None, model, None, memory, None, first_us, last_us)
+
+
+def _of_snapshots(
+    snapshots: Sequence[Newest], devices: Mapping[tuple[str, str], DeviceRow], before: Mapping[str, Mapping[str, "pa.Table"]]
+) -> Iterator[DeviceRow]:
     for newest in snapshots:
         table = newest.tables["now_devices"]
-        for values in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
-            seen = DeviceRow(*values)
-            out[(seen.node, seen.uuid)] = _merged(out.get((seen.node, seen.uuid)), seen)
-    return out
+        if not table.num_rows:
+            continue
+        old = before.get(newest.node)
+        known = devices.get((newest.node, table.column("uuid")[0].as_py()))
+        if old is not None and known is not None and known.last_seen_us + SEEN_US > table.column("taken_us")[0].as_py():
+            lasting = list(_SNAPSHOT_COLUMNS[:-2])
+            if table.select(lasting).equals(old["now_devices"].select(lasting)):
+                continue
+        yield from map(DeviceRow._make, zip(*(table.column(name).to_pylist() for name in _SNAPSHOT_COLUMNS), strict=True))
 
 
 def _merged(old: DeviceRow | None, seen: DeviceRow) -> DeviceRow:
@@ -117,7 +140,7 @@ def _merged(old: DeviceRow | None, seen: DeviceRow) -> DeviceRow:
     return DeviceRow(
         newer.uuid,
         newer.node,
-        newer.index if newer.index is not None else older.index,
+        newer.number if newer.number is not None else older.number,
         newer.model,
         newer.vendor or older.vendor,
         newer.memory_total_bytes,
@@ -135,16 +158,12 @@ def catalog_tables(state: State) -> dict[str, "pa.Table"]:
         "generation": state.generation,
         "published_us": state.published_us,
     }
-    ranges = [
-        {"node": node, "epoch": epoch, "first_sequence": first, "last_sequence": last}
-        for (node, epoch), found in state.sequences.items()
-        for first, last in found.ranges
-    ]
+    ranges = [(node, epoch, first, last) for (node, epoch), found in state.sequences.items() for first, last in found.ranges]
     return {
         "meta": rows_to_table("meta", [meta]),
         "nodes": records_to_table("nodes", list(state.nodes.values())),
-        "sequences": rows_to_table("sequences", ranges),
-        "devices": records_to_table("devices", list(state.devices.values())),
+        "sequences": tuples_to_table("sequences", ranges),
+        "devices": tuples_to_table("devices", list(state.devices.values())),
         "segments": records_to_table("segments", list(state.segments.values())),
         "lost": records_to_table("lost", state.lost),
     }

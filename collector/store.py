@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from poolmeter.clock import SystemClock
 from poolmeter.collector.audit import examine, live_segments, torn_heads
@@ -230,15 +229,8 @@ class Store:
 
         state = self._state
         sequences = dict(state.sequences)
-        fresh, bad, known = [], list[dict[str, Any]](), 0
-        closed = closed_days(state)
-        for batch in batches:
-            new = new_rows(batch, sequences, closed)
-            fresh.append(new.rows)
-            bad += new.quarantine
-            known += new.known
-        # In one piece: what follows costs as much for each piece as for a thousand rows.
-        wide = pa.concat_tables(fresh).combine_chunks() if fresh else None
+        new = new_rows(batches, sequences, closed_days(state))
+        wide, bad = new.rows, new.quarantine
         counts: dict[RecordKind, int] = {}
         for kind in kinds_of(wide) if wide is not None else ():
             segment_kind = SegmentKind(kind.value)
@@ -281,14 +273,14 @@ class Store:
                 segments=segments,
                 sequences=sequences,
                 nodes=rows,
-                devices=with_devices(state.devices, wide, snapshots),
+                devices=with_devices(state.devices, wide, snapshots, state.now),
                 now=now,
             )
         )
         if now_written:
             self._now_written = now
         self.trouble = None
-        return Published(self._state.generation, counts, known, sum(int(row["rows"]) for row in bad))
+        return Published(self._state.generation, counts, new.known, sum(int(row["rows"]) for row in bad))
 
     def _commit(self, wanted: State) -> None:
         """Make a state the published one (its segments are durable already), and doom what it no longer names."""

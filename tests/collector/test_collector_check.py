@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolmeter import arrow
-from poolmeter.collector.check import KEPT_PER_REASON, RECORD_LIMIT, RULES, Expected, check_epoch, check_usage
+from poolmeter.collector.check import KEPT_PER_REASON, RECORD_LIMIT, RULES, Checked, Expected, check_epoch, check_together, check_usage
 from poolmeter.model.units import MINUTE_US
 from poolmeter.model.usage import UsageRecord
 
@@ -202,6 +202,16 @@ def test_the_rules_agree_with_their_plain_restatement(made: list[UsageRecord], l
     assert sum(row.rows for row in checked.bad) == len(made) - len(good)
     claimed = [record.sequence for record in made if 0 <= record.sequence <= last]
     assert checked.through == (max(claimed) if claimed else None)
+
+
+def outcome(checked: Checked) -> tuple[object, ...]:
+    return checked.good.to_pylist(), checked.bad, checked.bad_sequences, checked.through
+
+
+@given(st.lists(st.tuples(st.lists(random_record(), max_size=8), st.sampled_from(["n1", "n2"]), st.integers(1, 30)), max_size=6))
+def test_answers_that_are_checked_together_come_out_as_each_alone(answers: list[tuple[list[UsageRecord], str, int]]) -> None:
+    given_: list[tuple[pa.Table, Expected]] = [(rows(*made), Expected(node, EPOCH, last, NOW)) for made, node, last in answers]
+    assert [outcome(found) for found in check_together(given_)] == [outcome(check_usage(*one)) for one in given_]
 
 
 def test_every_rule_has_its_own_name() -> None:
