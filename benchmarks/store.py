@@ -194,6 +194,43 @@ IDLE = (
 QUESTIONS: dict[str, str] = {"tenant-day totals": TENANT_DAYS, "20 idlest devices of 7 days": IDLE}
 
 
+POLARS = """
+import json, sys, time
+import polars as pl
+given = json.load(sys.stdin)
+minutes = pl.scan_parquet(given["files"], hive_partitioning=False)
+day = (pl.col("minute_us") // 86400000000).alias("d")
+used, promised = pl.col("used_us").sum(), pl.col("allocated_us").sum()
+asked = {
+    "tenant-day totals": minutes.group_by("tenant", day).agg(used, promised).sort("tenant", "d"),
+    "20 idlest devices of 7 days": minutes.filter(pl.col("minute_us") >= given["since"]).group_by("node", "device_uuid")
+    .agg((used / promised).alias("share")).sort("share", "node", "device_uuid").head(20),
+}
+out = {"version": pl.__version__}
+for name, frame in asked.items():
+    times = []
+    for _ in range(4):
+        began = time.perf_counter()
+        found = frame.collect(engine="streaming")
+        times.append((time.perf_counter() - began) * 1e3)
+    out[name] = [times[0], min(times[1:]), [list(row) for row in found.rows()]]
+print(json.dumps(out))
+"""
+
+
+def polars(results: Results, python: Path, files: list[str], since: int, rows: int) -> dict[str, list[Any]]:
+    """The same questions asked of the same minute segments by polars, in the given interpreter: what it answers."""
+    given = json.dumps({"files": files, "since": since})
+    done = subprocess.run([str(python), "-c", POLARS], input=given, stdout=subprocess.PIPE, text=True, check=True)
+    out = json.loads(done.stdout)
+    answers = {}
+    for question in QUESTIONS:
+        first, best, answers[question] = out[question]
+        source = f"polars {out['version']} over the minute segments"
+        results.add("questions", question=question, source=source, minute_rows=rows, first_ms=first, best_ms=best)
+    return answers
+
+
 def best_ms(ask: Callable[[], list[Any]]) -> tuple[float, float, list[Any]]:
     """The first time, the best of three more, and the answer."""
     times, answer = [], []
@@ -204,7 +241,7 @@ def best_ms(ask: Callable[[], list[Any]]) -> tuple[float, float, list[Any]]:
     return times[0], min(times[1:]), answer
 
 
-def month(results: Results, folder: Path, engine: duckdb.DuckDBPyConnection, millions: float) -> None:
+def month(results: Results, folder: Path, engine: duckdb.DuckDBPyConnection, millions: float, python: Path | None) -> None:
     """Thirty days of minutes, and what is asked of them."""
     nodes = max(1, round(millions * 1e6 / (DAYS * 1440 * SLICES)))
     root, plain_path = folder / "month", folder / "plain.duckdb"
@@ -236,6 +273,8 @@ def month(results: Results, folder: Path, engine: duckdb.DuckDBPyConnection, mil
     )
     results.add("rollup", what="hours and days of 30 days", seconds=rolled_s, minute_rows_a_second=rows / rolled_s)
     since = DAY + (DAYS - 7) * DAY_US
+    files = [str(root / segment.file) for segment in tiers[SegmentKind.SLICE]]
+    beside = polars(results, python, files, since, rows) if python else {}
     for question, sql in QUESTIONS.items():
         found: dict[str, list[Any]] = {}
         for source, start in (("slice_minutes", "minute_us"), ("slice_hours", "hour_us"), ("slice_days", "day_us")):
@@ -251,6 +290,9 @@ def month(results: Results, folder: Path, engine: duckdb.DuckDBPyConnection, mil
             text = sql.format(source="minutes", since=since)
             first, best, found["plain"] = best_ms(lambda text=text: plain.execute(text).fetchall())  # type: ignore[misc]
             results.add("questions", question=question, source="DuckDB table", minute_rows=rows, first_ms=first, best_ms=best)
+        if python:
+            # Its columns of an idle device come as node, device, share too; a tuple is a list in JSON.
+            found["polars"] = [tuple(row) for row in beside[question]]
         same = all(answer == found["plain"] for answer in found.values())
         results.add("answers", question=question, same_in_all_sources=same, rows=len(found["plain"]))
 
@@ -260,6 +302,8 @@ def main() -> int:
     parser.add_argument("--millions", type=float, default=5, help="minute rows of the month, in millions (5; the figures are for 100)")
     parser.add_argument("--ticks", type=int, default=30, help="ticks to publish one after the other (30)")
     parser.add_argument("--seconds", type=int, default=60, help="seconds of publishing beside a reader (60)")
+    parser.add_argument("--polars", type=Path, help="an interpreter that has polars, to ask the same segments beside (left out)")
+    parser.add_argument("--only", choices=["ticks", "publish", "month"], help="one part alone")
     parser.add_argument("--folder", type=Path, help="where the stores are made and deleted again (a temporary folder)")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
     args = parser.parse_args()
@@ -269,9 +313,12 @@ def main() -> int:
         with duckdb.connect() as engine:
             engine.execute("SET memory_limit = '8GB'")
             results.add("machine", cores=os.cpu_count(), load_before=os.getloadavg()[0])
-            ticks(results, folder, engine, args.ticks)
-            publish(results, folder, engine, args.seconds)
-            month(results, folder, engine, args.millions)
+            if args.only in (None, "ticks"):
+                ticks(results, folder, engine, args.ticks)
+            if args.only in (None, "publish"):
+                publish(results, folder, engine, args.seconds)
+            if args.only in (None, "month"):
+                month(results, folder, engine, args.millions, args.polars)
             results.add("machine", cores=os.cpu_count(), load_after=os.getloadavg()[0])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
