@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import pyarrow as pa
 import pytest
 from collector_fakes import FakeExporter, device, event, records, snapshot
 
 from poolmeter import now
 from poolmeter.books.writer import Books
 from poolmeter.clock import ManualClock
+from poolmeter.collector import publisher as publisher_module
 from poolmeter.collector import pull as pull_module
 from poolmeter.collector import store as store_module
 from poolmeter.collector.catalog import query
+from poolmeter.collector.check import Checked, Expected
 from poolmeter.collector.events import take_outcomes
 from poolmeter.collector.now import newest
 from poolmeter.collector.publisher import Publisher, Update
@@ -283,6 +286,30 @@ async def test_what_one_node_sent_keeps_no_other_out(rig: Rig, monkeypatch: pyte
         monkeypatch.setattr(rig.store, "publish", choking)
         assert sorted(await asyncio.gather(*(rig.puller(fake).pull() for fake in fakes))) == [False, True, True, True]
         assert [len(rig.stored(fake.node)) for fake in fakes] == [4, 4, 0, 4] == [len(fake.acked) for fake in fakes]
+    finally:
+        for fake in fakes:
+            await fake.stop()
+
+
+async def test_records_that_break_a_rule_itself_keep_no_other_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = [await FakeExporter(f"n{n}").start() for n in range(4)]
+    try:
+        for fake in fakes:
+            fake.add(records(fake.node, fake.epoch, 1, 4, DAY))
+        real = publisher_module.check_together
+
+        def choking(answers: list[tuple[pa.Table, Expected]]) -> list[Checked]:
+            if any(expected.node == "n2" for _, expected in answers):
+                raise ZeroDivisionError("nobody thought of this")
+            return real(answers)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(publisher_module, "check_together", choking)
+            pullers = [rig.puller(fake) for fake in fakes]
+            assert sorted(await asyncio.gather(*(puller.pull() for puller in pullers))) == [False, True, True, True]
+        assert "cannot be checked: ZeroDivisionError" in (pullers[2].status.row.reason or "")
+        assert [len(rig.stored(fake.node)) for fake in fakes] == [4, 4, 0, 4] == [len(fake.acked) for fake in fakes]
+        assert await pullers[2].pull() and rig.stored("n2") == [1, 2, 3, 4]
     finally:
         for fake in fakes:
             await fake.stop()
