@@ -107,11 +107,14 @@ class Kubernetes:
             try:
                 while not watching.done():
                     waiting = asyncio.create_task(changes.get())
-                    await asyncio.wait({watching, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                    if waiting.done():
+                    try:
+                        await asyncio.wait({watching, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                        changed = waiting.done()
+                    finally:
+                        waiting.cancel()
+                    if changed:
                         await asyncio.sleep(GATHER_S)
                         yield self._answer()
-                    waiting.cancel()
                 if not changes.empty():
                     yield self._answer()
                 version = watching.result()
