@@ -88,11 +88,9 @@ def chargeback_of(
     basis: str | None = None,
 ) -> Report:
     """`chargeback_report` of an open catalog."""
-    check_filters(connection, filters)
-    check_identity(connection, period)
     basis = basis or plan.basis
-    shares = read_shares(connection, Calendar.of(period), basis, plan.edges_us, level_of(by, filters))
-    charges = [charge for charge in rate(shares.shares, plan) if _chosen(charge, filters)]
+    shares, charges = rated(connection, period, plan, level_of(by, filters), filters, basis)
+    charges = [charge for charge in charges if chosen(charge, filters)]
     rows = _rows(charges, by, plan)
     extra = {"basis": basis, "plan": {"name": plan.name, "version": plan.version, "sha256": plan.sha256}}
     return Report(
@@ -102,9 +100,19 @@ def chargeback_of(
         period.start_text(),
         period.end_text(),
         _totals(charges, plan),
-        (*_warnings(shares, charges), *unaccounted_warnings(connection, period, filters)),
+        (*warnings_of(shares, charges), *unaccounted_warnings(connection, period, filters)),
         extra,
     )
+
+
+def rated(
+    connection: "duckdb.DuckDBPyConnection", period: Period, plan: PricePlan, level: int, filters: Filters, basis: str
+) -> tuple[Shares, list[Charge]]:
+    """All shares and charges of a period at a level of detail (`shares.LABELS`), once the filters name what is there."""
+    check_filters(connection, filters)
+    check_identity(connection, period)
+    shares = read_shares(connection, Calendar.of(period), basis, plan.edges_us, level)
+    return shares, rate(shares.shares, plan)
 
 
 def level_of(by: tuple[str, ...], filters: Filters) -> int:
@@ -132,7 +140,8 @@ def value_of(charge: Charge, name: str) -> str | None:
     return share.labels[LABELS.index(column)] if share.labels else None
 
 
-def _chosen(charge: Charge, filters: Filters) -> bool:
+def chosen(charge: Charge, filters: Filters) -> bool:
+    """Whether a report with these filters has the charge."""
     return all(value_of(charge, name) in values for name, values in filters.chosen().items())
 
 
@@ -147,8 +156,8 @@ def _rows(charges: list[Charge], by: tuple[str, ...], plan: PricePlan) -> list[d
         row["line"] = line
         row["quantity"] = measures.hours(sum(charge.us for charge in members))
         row["unit"] = "device-hour"
-        prices = {price for charge in members for price in charge.prices}
-        prices = prices or {price for charge in members for price in charge.idle_prices}
+        prices = {price for charge in members for price, us in charge.spent.items() if us}
+        prices = prices or {price for charge in members for price in charge.spent}
         if len(prices) == 1:
             row["unit_price"] = next(iter(prices))
         row["cost"] = money(sum(charge.amount for charge in members), plan.minor_digits)
@@ -173,7 +182,8 @@ def _totals(charges: list[Charge], plan: PricePlan) -> dict[str, object]:
     return totals
 
 
-def _warnings(shares: Shares, charges: list[Charge]) -> tuple[str, ...]:
+def warnings_of(shares: Shares, charges: list[Charge]) -> tuple[str, ...]:
+    """What whoever reads the charges of these shares must know."""
     warnings = []
     if not shares.capacity_us:
         warnings.append("no device was watched in this period")

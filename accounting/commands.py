@@ -1,6 +1,7 @@
-"""The accounting commands: usage, chargeback, and those of the recommender (`poolmeter.accounting.recommend.commands`)."""
+"""The accounting commands: usage, chargeback, FOCUS export, and those of the recommender (`poolmeter.accounting.recommend.commands`)."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from poolmeter.accounting.dimensions import BY, Filters, parse_by
@@ -11,14 +12,23 @@ from poolmeter.period import Period, add_period_options, parse_period
 from poolmeter.places import CollectorData, data_folder
 from poolmeter.report import write
 
-__all__ = ["Apply", "Approve", "Chargeback", "History", "Recommend", "Reject", "Usage"]
+__all__ = ["Apply", "Approve", "Chargeback", "FocusExport", "History", "Recommend", "Reject", "Usage"]
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
     add_period_options(parser, BY, "tenant")
+    _add_filters(parser)
+
+
+def _add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant", action="append", default=[], metavar="T", help="only this tenant (repeatable)")
     parser.add_argument("--node", action="append", default=[], metavar="N", help="only this node (repeatable)")
     parser.add_argument("--pool", action="append", default=[], metavar="P", help="only this pool (repeatable)")
+
+
+def _add_rating(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plan", metavar="FILE", type=Path, help="price plan (accounting.plan of the configuration)")
+    parser.add_argument("--basis", choices=("allocated", "used"), help="charge what was promised, or what was used (the plan's)")
 
 
 def _filters(args: argparse.Namespace) -> Filters:
@@ -56,8 +66,7 @@ class Chargeback:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         _add_question(parser)
-        parser.add_argument("--plan", metavar="FILE", type=Path, help="price plan (accounting.plan of the configuration)")
-        parser.add_argument("--basis", choices=("allocated", "used"), help="charge what was promised, or what was used (the plan's)")
+        _add_rating(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from poolmeter.accounting.chargeback import chargeback_for
@@ -74,4 +83,38 @@ class Chargeback:
             basis=args.basis,
         )
         write(report, args.format, args.output)
+        return 0
+
+
+class FocusExport:
+    """The bill as FOCUS 1.4 Cost and Usage rows, CSV unless another format is asked for: the same amounts as chargeback, to the smallest unit.
+
+    A row for each allocation, device, day and price, and for what nobody used.
+    """
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        add_period_options(parser, None)
+        _add_filters(parser)
+        _add_rating(parser)
+        parser.add_argument(
+            "--issuer", metavar="NAME", help="who bills: InvoiceIssuerName, ServiceProviderName, HostProviderName (the pool's name)"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        from poolmeter.accounting.focus import focus_report
+
+        config = load_config(args.config)
+        report = focus_report(
+            CollectorData(data_folder(args.data)).store,
+            lambda plan_zone: _period(args, plan_zone or config.accounting.time_zone),
+            flag=args.plan,
+            configured=config.accounting.plan,
+            basis=args.basis,
+            issuer=args.issuer or config.accounting.issuer,
+            filters=_filters(args),
+        )
+        # Sixty columns are no table for a terminal.
+        write(report, "csv" if args.format == "table" else args.format, args.output)
+        for warning in report.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         return 0

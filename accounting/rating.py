@@ -26,14 +26,13 @@ Key = tuple[tuple[bool, str], ...]
 class Charge:
     """One finest line: where it belongs, its device time, its amount in the currency's smallest unit.
 
-    `prices` are those of its device time, `idle_prices` those that applied where there was none.
+    `spent` is its device time by price; a price that applied where there was none is there with 0.
     """
 
     share: Share
     us: int = 0
     weight: int = 0
-    prices: set[Decimal] = field(default_factory=set)
-    idle_prices: set[Decimal] = field(default_factory=set)
+    spent: dict[Decimal, int] = field(default_factory=dict)
     measures: Measures | None = None
     amount: int = 0
     order: str = ""
@@ -56,7 +55,7 @@ def rate(shares: Iterable[Share], plan: PricePlan) -> list[Charge]:
         charge.us += share.us
         charge.weight += share.us * int(price.scaleb(PRICE_DECIMALS, _EXACT))
         charge.order = min(charge.order, share.order)
-        (charge.prices if share.us else charge.idle_prices).add(price)
+        charge.spent[price] = charge.spent.get(price, 0) + share.us
         if share.measures is not None:
             charge.measures = share.measures if charge.measures is None else charge.measures.plus(share.measures)
     return [charge for day in sorted(days) for charge in _rate_day(list(days[day].values()), plan.minor_digits)]

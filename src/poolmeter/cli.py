@@ -72,7 +72,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("assets list", None, "the register of devices"),
     Entry("assets show", None, "one device of the register"),
     Entry("assets import", None, "fill the register from a file"),
-    Entry("focus export", None, "FOCUS Cost and Usage export"),
+    Entry("focus export", "poolmeter.accounting.commands:FocusExport", "FOCUS Cost and Usage export"),
     Entry("fragmentation score", None, "what is free and still of no use"),
     Entry("fragmentation whatif", None, "what would fit under another policy or layout"),
     Entry("fragmentation plan", None, "moves that free whole cards"),

@@ -307,9 +307,10 @@ class EnforcerSection(_Section):
 
 
 class AccountingSection(_Section):
-    """Accounting: the price plan and the time zone that days are cut in."""
+    """Accounting: the price plan, who bills (None: the pool), and the time zone that days are cut in."""
 
     plan: Path | None = None
+    issuer: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")] | None = None
     time_zone: Annotated[str, AfterValidator(_zone)] = "UTC"
 
 

@@ -51,11 +51,12 @@ def time_zone(name: str) -> ZoneInfo:
         raise BadInput(f"time zone is {name!r}, expected a name such as UTC or Europe/Vienna") from None
 
 
-def add_period_options(parser: argparse.ArgumentParser, by: Sequence[str], default_by: str) -> None:
-    """--from, --to, --by, --time-zone of a query."""
+def add_period_options(parser: argparse.ArgumentParser, by: Sequence[str] | None, default_by: str = "") -> None:
+    """--from, --to, --by (without one where it is None), --time-zone of a query."""
     parser.add_argument("--from", dest="start", metavar="TIME", help="start, inclusive: RFC 3339, a date, 7d, last-month (this month)")
     parser.add_argument("--to", dest="end", metavar="TIME", help="end, exclusive (now)")
-    parser.add_argument("--by", default=default_by, metavar="FIELDS", help=f"one or several of {', '.join(by)} ({default_by})")
+    if by is not None:
+        parser.add_argument("--by", default=default_by, metavar="FIELDS", help=f"one or several of {', '.join(by)} ({default_by})")
     parser.add_argument("--time-zone", metavar="ZONE", help="time zone that days and dates are cut in (UTC)")
 
 

@@ -1,7 +1,9 @@
-"""A store in memory: the catalog's views over records."""
+"""A store in memory: the catalog's views over records. Makes accounting_pools importable."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -12,6 +14,7 @@ from poolmeter.arrow import kind_schema
 from poolmeter.model.units import GIB, MINUTE_US
 from poolmeter.model.usage import DeviceRecord, RecordKind, SliceRecord, UsageRecord, kind_of
 
+sys.path.insert(0, str(Path(__file__).parent))
 VIEWS = {
     RecordKind.DEVICE: "device_minutes",
     RecordKind.SLICE: "slice_minutes",

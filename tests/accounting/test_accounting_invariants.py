@@ -1,141 +1,35 @@
 """Invariants of usage and chargeback over generated pools: the data decides, not the code."""
 
-import os
 import random
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
-import duckdb
 import pytest
+from accounting_pools import FIRST_US, PERIOD, PLAN, QUICK, TENANTS, Pool, Stores, pools
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from poolmeter.accounting.chargeback import chargeback_of
 from poolmeter.accounting.dimensions import BY, EVERYTHING, Calendar, Filters
-from poolmeter.accounting.plans import PricePlan, parse_plan
+from poolmeter.accounting.plans import parse_plan
 from poolmeter.accounting.rating import day_total, rate
 from poolmeter.accounting.shares import read_shares
 from poolmeter.accounting.usage import usage_of
 from poolmeter.model.units import HOUR_US, MINUTE_US
 from poolmeter.model.usage import DeviceRecord, SliceRecord, UsageRecord
-from poolmeter.period import Period, parse_period
+from poolmeter.period import Period
 from poolmeter.report import Report, render
 
-Store = Callable[[Sequence[UsageRecord]], AbstractContextManager[duckdb.DuckDBPyConnection]]
-MODELS = ("Sim H200", "Sim A100", "Sim L4")
-TENANTS = ("acme", "beta", "coyote", "delta")
-# Five minutes across midnight in Vienna (and an hour's edge in UTC).
-FIRST_US = 1_790_027_880_000_000 - 1_790_027_880_000_000 % HOUR_US + HOUR_US - 3 * MINUTE_US
-PERIOD = Period(FIRST_US, FIRST_US + 6 * MINUTE_US, parse_period("2026-01-01", "2026-01-02", "Europe/Vienna", 0).zone)
-PLAN = """
-schema = "poolmeter.plan/1"
-name = "generated"
-version = 1
-currency = "{currency}"
-basis = "{basis}"
-[[prices]]
-from = 2026-01-01
-to = {edge}
-device_hour = {{ "Sim H*" = {price}, "Sim H200" = "7.123456789", "*" = "3.07" }}
-[[prices]]
-from = {edge}
-device_hour = {{ "Sim H*" = "1", "*" = {price} }}
-"""
-QUICK = settings(
-    max_examples=settings.default.max_examples if os.environ.get("POOLMETER_LONG") == "1" else 7,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
 
-
-@dataclass(frozen=True)
-class Pool:
-    """Generated records with the plan that prices them."""
-
-    records: tuple[UsageRecord, ...]
-    plan: PricePlan
-
-
-def _split(draw: st.DrawFn, total: int, parts: int) -> list[int]:
-    cuts = sorted(draw(st.integers(0, total)) for _ in range(parts - 1))
-    return [high - low for low, high in zip([0, *cuts], [*cuts, total], strict=True)]
-
-
-@st.composite
-def pools(draw: st.DrawFn) -> Pool:
-    """A small pool: what is on each card changes from minute to minute, some use is unknown, some claims exceed the card."""
-    records: list[UsageRecord] = []
-    sequence = 0
-    allocations = [
-        (f"a{index}", draw(st.sampled_from(TENANTS)), draw(st.sampled_from(("p1", "p2", None)))) for index in range(draw(st.integers(0, 4)))
-    ]
-    for number in range(draw(st.integers(1, 3))):
-        node, uuid, model = f"n{number % 2 + 1}", f"GPU-{number}", draw(st.sampled_from(MODELS))
-        for minute in range(draw(st.integers(1, 6))):
-            sequence += 1
-            span = draw(st.sampled_from((MINUTE_US, MINUTE_US, 59_999_999, 1, 17_000_003)))
-            allocated, reserved, unallocated, suspended, down = _split(draw, span, 5) if draw(st.booleans()) else (span, 0, 0, 0, 0)
-            on_card = [allocation for allocation in allocations if draw(st.booleans())]
-            if not on_card:
-                allocated, unallocated = 0, allocated + unallocated
-            key = {"node": node, "epoch": "e", "pool": "main", "minute_us": FIRST_US + minute * MINUTE_US, "start_us": FIRST_US + minute * MINUTE_US, "span_us": span, "device_uuid": uuid, "device_model": model}  # fmt: skip
-            records.append(
-                DeviceRecord(
-                    **key,
-                    sequence=sequence,
-                    allocated_us=allocated,
-                    reserved_unused_us=reserved,
-                    unallocated_us=unallocated,
-                    suspended_us=suspended,
-                    down_us=down,
-                    memory_total_bytes=1 << 33,
-                    switch_overhead_us=draw(st.one_of(st.none(), st.integers(0, span // 4))),
-                    unaccounted_us=draw(st.one_of(st.none(), st.integers(0, span))),
-                )
-            )
-            for (allocation, tenant, project), promise in zip(on_card, _split(draw, allocated, max(1, len(on_card))), strict=False):
-                sequence += 1
-                used = draw(st.one_of(st.none(), st.integers(0, promise), st.integers(0, span)))
-                records.append(
-                    SliceRecord(
-                        **key,
-                        sequence=sequence,
-                        allocation_id=allocation,
-                        tenant=tenant,
-                        project=project,
-                        mode="hook",
-                        state="active",
-                        used_basis="allocated" if used is None else "hook",
-                        generation=1,
-                        promised_us=promise,
-                        allocated_us=promise,
-                        suspended_us=0,
-                        memory_allocated_kib_us=draw(st.integers(0, 10**15)),
-                        used_us=used,
-                        memory_peak_bytes=draw(st.one_of(st.none(), st.integers(0, 1 << 33))),
-                        denied_allocations=draw(st.one_of(st.none(), st.integers(0, 3))),
-                        completeness_ppm=draw(st.sampled_from((1_000_000, 999_999, 0))),
-                    )
-                )
-    text = PLAN.format(
-        currency=draw(st.sampled_from(("EUR", "JPY", "KWD"))),
-        basis=draw(st.sampled_from(("allocated", "used"))),
-        price=draw(st.sampled_from(('"0"', '"36.00"', '"1999.999999999"', '"0.000000001"'))),
-        edge="2026-09-21T22:01:00Z" if draw(st.booleans()) else "2030-01-01",
-    )
-    return Pool(tuple(records), parse_plan(text.encode(), "generated.toml"))
-
-
-def bill(stores: Store, pool: Pool, by: tuple[str, ...] = ("tenant",), filters: Filters = EVERYTHING) -> Report:
+def bill(stores: Stores, pool: Pool, by: tuple[str, ...] = ("tenant",), filters: Filters = EVERYTHING) -> Report:
     with stores(pool.records) as connection:
         return chargeback_of(connection, PERIOD, pool.plan, by, filters)
 
 
 def exact(
-    stores: Store, pool: Pool, by_tenant: Callable[[str | None], str | None] = lambda name: name
+    stores: Stores, pool: Pool, by_tenant: Callable[[str | None], str | None] = lambda name: name
 ) -> dict[tuple[str, str | None, int], tuple[int, Fraction]]:
     """Device time and unrounded cost per line, tenant and day."""
     sums: dict[tuple[str, str | None, int], tuple[int, Fraction]] = {}
@@ -153,7 +47,7 @@ def costs(report: Report) -> Decimal:
 
 @QUICK
 @given(pool=pools())
-def test_every_microsecond_has_one_owner(stores: Store, pool: Pool) -> None:
+def test_every_microsecond_has_one_owner(stores: Stores, pool: Pool) -> None:
     capacity = sum(record.span_us for record in pool.records if isinstance(record, DeviceRecord))
     for basis in ("allocated", "used"):
         with stores(pool.records) as connection:
@@ -172,7 +66,7 @@ def test_every_microsecond_has_one_owner(stores: Store, pool: Pool) -> None:
 
 @QUICK
 @given(pool=pools())
-def test_lines_sum_to_the_cost_of_the_pool(stores: Store, pool: Pool) -> None:
+def test_lines_sum_to_the_cost_of_the_pool(stores: Stores, pool: Pool) -> None:
     digits = pool.plan.minor_digits
     report = bill(stores, pool, ("day",))
     weights: dict[int, Fraction] = {}
@@ -186,7 +80,7 @@ def test_lines_sum_to_the_cost_of_the_pool(stores: Store, pool: Pool) -> None:
 
 @QUICK
 @given(pool=pools(), by=st.lists(st.sampled_from(BY), min_size=1, max_size=3, unique=True))
-def test_grouping_and_filtering_move_no_cent(stores: Store, pool: Pool, by: list[str]) -> None:
+def test_grouping_and_filtering_move_no_cent(stores: Stores, pool: Pool, by: list[str]) -> None:
     whole, grouped = bill(stores, pool, ("tenant", "day")), bill(stores, pool, tuple(by))
     assert costs(grouped) == costs(whole) and grouped.totals == whole.totals
     finer = bill(stores, pool, tuple(dict.fromkeys((*by, "tenant", "day", "device", "hour"))))
@@ -201,7 +95,7 @@ def test_grouping_and_filtering_move_no_cent(stores: Store, pool: Pool, by: list
 
 @QUICK
 @given(pool=pools())
-def test_no_line_is_a_whole_unit_off_its_exact_cost(stores: Store, pool: Pool) -> None:
+def test_no_line_is_a_whole_unit_off_its_exact_cost(stores: Stores, pool: Pool) -> None:
     unit = Decimal(1).scaleb(-pool.plan.minor_digits)
     rows = bill(stores, pool, ("tenant", "day")).rows
     for (line, tenant, day), (us, cost) in exact(stores, pool).items():
@@ -213,7 +107,7 @@ def test_no_line_is_a_whole_unit_off_its_exact_cost(stores: Store, pool: Pool) -
 
 @QUICK
 @given(pool=pools(), seed=st.integers(0, 2**32))
-def test_order_of_rows_changes_no_byte(stores: Store, pool: Pool, seed: int) -> None:
+def test_order_of_rows_changes_no_byte(stores: Stores, pool: Pool, seed: int) -> None:
     shuffled = list(pool.records)
     random.Random(seed).shuffle(shuffled)
     for by in (("tenant",), ("project", "device", "hour")):
@@ -226,7 +120,7 @@ def test_order_of_rows_changes_no_byte(stores: Store, pool: Pool, seed: int) -> 
 
 @QUICK
 @given(pool=pools())
-def test_renaming_tenants_moves_no_cent(stores: Store, pool: Pool) -> None:
+def test_renaming_tenants_moves_no_cent(stores: Stores, pool: Pool) -> None:
     names = dict(zip(TENANTS, ("zeta", "yankee", "xray", "whisky"), strict=True))
     renamed = tuple(replace(record, tenant=names[record.tenant]) if isinstance(record, SliceRecord) else record for record in pool.records)
     before = {(row.get("tenant"), row["line"], row["day"]): row["cost"] for row in bill(stores, pool, ("tenant", "day")).rows}
@@ -239,7 +133,7 @@ def test_renaming_tenants_moves_no_cent(stores: Store, pool: Pool) -> None:
 
 @QUICK
 @given(pool=pools())
-def test_merging_tenants_gives_the_sum(stores: Store, pool: Pool) -> None:
+def test_merging_tenants_gives_the_sum(stores: Stores, pool: Pool) -> None:
     merge = {"beta": "acme"}
     merged = tuple(
         replace(record, tenant=merge.get(record.tenant, record.tenant)) if isinstance(record, SliceRecord) else record
@@ -254,7 +148,7 @@ def _halved(number: int | None) -> tuple[int | None, int | None]:
 
 @QUICK
 @given(pool=pools())
-def test_splitting_intervals_changes_no_total(stores: Store, pool: Pool) -> None:
+def test_splitting_intervals_changes_no_total(stores: Stores, pool: Pool) -> None:
     split: list[UsageRecord] = []
     for record in pool.records:
         fields = [
@@ -280,7 +174,7 @@ def test_splitting_intervals_changes_no_total(stores: Store, pool: Pool) -> None
 
 @QUICK
 @given(pool=pools())
-def test_k_sharers_use_at_most_the_card(stores: Store, pool: Pool) -> None:
+def test_k_sharers_use_at_most_the_card(stores: Stores, pool: Pool) -> None:
     with stores(pool.records) as connection:
         report = chargeback_of(connection, PERIOD, pool.plan, ("device",), EVERYTHING, "used")
     spans: dict[str, int] = {}
@@ -293,7 +187,7 @@ def test_k_sharers_use_at_most_the_card(stores: Store, pool: Pool) -> None:
 
 @QUICK
 @given(pool=pools())
-def test_free_work_stays_visible(stores: Store, pool: Pool) -> None:
+def test_free_work_stays_visible(stores: Stores, pool: Pool) -> None:
     free = parse_plan(
         PLAN.format(currency="EUR", basis="allocated", price='"0"', edge="2030-01-01")
         .replace("7.123456789", "0")
@@ -309,7 +203,7 @@ def test_free_work_stays_visible(stores: Store, pool: Pool) -> None:
 
 @QUICK
 @given(pool=pools(), factor=st.sampled_from((2, 10, 1000)))
-def test_scaling_all_weights_changes_nothing(stores: Store, pool: Pool, factor: int) -> None:
+def test_scaling_all_weights_changes_nothing(stores: Stores, pool: Pool, factor: int) -> None:
     with stores(pool.records) as connection:
         shares = read_shares(connection, Calendar.of(PERIOD), pool.plan.basis, (), 4).shares
     text = 'schema = "poolmeter.plan/1"\nname = "p"\nversion = 1\ncurrency = "EUR"\n[[prices]]\nfrom = 2000-01-01\ndevice_hour = {{ "*" = "{}" }}'
@@ -320,7 +214,7 @@ def test_scaling_all_weights_changes_nothing(stores: Store, pool: Pool, factor: 
 
 @QUICK
 @given(pool=pools(), cut=st.integers(1, 5))
-def test_adjacent_periods_add_up(stores: Store, pool: Pool, cut: int) -> None:
+def test_adjacent_periods_add_up(stores: Stores, pool: Pool, cut: int) -> None:
     middle_us = FIRST_US + cut * MINUTE_US
     with stores(pool.records) as connection:
         totals = [
@@ -342,7 +236,7 @@ def test_adjacent_periods_add_up(stores: Store, pool: Pool, cut: int) -> None:
     assert days[0] + days[1] == days[2]  # type: ignore[operator]
 
 
-def test_the_generator_reaches_what_it_is_for(stores: Store) -> None:
+def test_the_generator_reaches_what_it_is_for(stores: Stores) -> None:
     seen = {"scaled": False, "idle": False, "edge": False, "unknown": False}
 
     @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)

@@ -84,6 +84,7 @@ PACKAGES = {
     "promql_parser": "promql-parser",
     "pynvml": "nvidia-ml-py",
     "yaml": "pyyaml",
+    "focus_data_toolkit": "focus-data-toolkit",
 }
 # The whole of a test's own folder, and what the card's machine has of itself.
 OWN = frozenset({"poolmeter", "conftest", "tests"})
