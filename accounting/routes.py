@@ -1,7 +1,7 @@
 """HTTP questions to accounting, mounted in the collector's process: the same numbers as the commands, from the same functions.
 
-GET /v1/reports/usage and /v1/reports/chargeback take from, to, by, time-zone, tenant, node and pool (the latter three repeatable),
-format (json | csv | parquet | arrow), and chargeback also basis. The plan is the server's own: a request names no file.
+GET /v1/reports/usage, /v1/reports/chargeback and /v1/reports/focus take from, to, by (not focus), time-zone, tenant, node and pool (the
+latter three repeatable), format (json | csv | parquet | arrow), and the latter two also basis. The plan is the server's own: a request names no file.
 """
 
 import json
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from poolmeter.accounting.chargeback import chargeback_for
 from poolmeter.accounting.dimensions import Filters, parse_by
+from poolmeter.accounting.focus import focus_report
 from poolmeter.accounting.usage import usage_report
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.config import AccountingSection
@@ -45,9 +46,6 @@ def routes(root: Path, settings: AccountingSection | None = None, clock: Clock |
 
     def chargeback(params: "QueryParams") -> Report:
         """What it cost, and whose it is."""
-        basis = params.get("basis")
-        if basis not in (None, "allocated", "used"):
-            raise BadInput(f"basis is {basis!r}, expected allocated or used")
         return chargeback_for(
             root,
             lambda plan_zone: _period(params, plan_zone or chosen.time_zone, now),
@@ -55,13 +53,33 @@ def routes(root: Path, settings: AccountingSection | None = None, clock: Clock |
             _filters(params),
             flag=None,
             configured=chosen.plan,
-            basis=basis,
+            basis=_basis(params),
+        )
+
+    def focus(params: "QueryParams") -> Report:
+        """The bill as FOCUS rows."""
+        return focus_report(
+            root,
+            lambda plan_zone: _period(params, plan_zone or chosen.time_zone, now),
+            flag=None,
+            configured=chosen.plan,
+            basis=_basis(params),
+            issuer=chosen.issuer,
+            filters=_filters(params),
         )
 
     return [
         Route("/v1/reports/usage", _endpoint(usage, _COMMON), methods=["GET"]),
         Route("/v1/reports/chargeback", _endpoint(chargeback, _COMMON | {"basis"}), methods=["GET"]),
+        Route("/v1/reports/focus", _endpoint(focus, (_COMMON | {"basis"}) - {"by"}), methods=["GET"]),
     ]
+
+
+def _basis(params: "QueryParams") -> str | None:
+    basis = params.get("basis")
+    if basis not in (None, "allocated", "used"):
+        raise BadInput(f"basis is {basis!r}, expected allocated or used")
+    return basis
 
 
 def _period(params: "QueryParams", zone: str, clock: Clock) -> Period:

@@ -13,6 +13,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from accounting_http import get
 from accounting_pools import PERIOD, Pool, pools
 from focus_data_toolkit.model.validator import COND_UNIT_PRICING, lint_focus_1_4_structure
 from focus_data_toolkit.validate.allocation import validate_split_allocation
@@ -22,6 +23,7 @@ from poolmeter.accounting.chargeback import chargeback_of
 from poolmeter.accounting.dimensions import EVERYTHING, Filters, day_text
 from poolmeter.accounting.focus import COLUMNS, day_edges, focus_of, month_edges
 from poolmeter.accounting.plans import demo_plan, parse_plan
+from poolmeter.accounting.routes import routes
 from poolmeter.cli import main
 from poolmeter.collector.segments import publish_records
 from poolmeter.model.snapshot import Snapshot
@@ -171,3 +173,8 @@ def test_the_command_writes_a_file_that_the_toolkit_validates(tmp_path: Path, ho
     assert told["schema"] == "poolmeter.focus/1" and told["focus_version"] == "1.4" and len(told["rows"]) == spoiled.count("Often")
     assert isinstance(told["rows"][0]["BilledCost"], str) and isinstance(told["rows"][0]["PricingQuantity"], float)
     assert main([*words, "--plan", str(tmp_path / "none.toml")]) == 2
+    capfdbinary.readouterr()
+    # And the collector's.
+    served = routes(CollectorData(tmp_path).store)
+    assert get(served, "/v1/reports/focus?from=2026-09-21&to=2026-09-22&format=csv") == (200, (tmp_path / "costs.csv").read_bytes())
+    assert get(served, "/v1/reports/focus?by=tenant")[0] == 400

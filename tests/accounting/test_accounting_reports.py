@@ -1,6 +1,5 @@
 """Usage and chargeback of a pool whose numbers are known by hand, through the store, the commands and HTTP."""
 
-import asyncio
 import csv
 import io
 import json
@@ -15,8 +14,7 @@ import jsonschema
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from starlette.applications import Starlette
-from starlette.routing import Route
+from accounting_http import get
 
 from poolmeter.accounting.chargeback import chargeback_of, chargeback_report
 from poolmeter.accounting.dimensions import EVERYTHING, Calendar, Filters
@@ -58,26 +56,6 @@ def run(capfdbinary: pytest.CaptureFixture[bytes], *words: str) -> tuple[int, by
     status = main(list(words))
     out, err = capfdbinary.readouterr()
     return status, out, err.decode()
-
-
-def get(served: list[Route] | Starlette, target: str) -> tuple[int, bytes]:
-    """Status and body of a GET, straight through the application."""
-    path, _, query = target.partition("?")
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode(), "headers": [],
-        "root_path": "", "scheme": "http", "server": ("127.0.0.1", 9878), "client": ("127.0.0.1", 1), "http_version": "1.1",
-    }  # fmt: skip
-    app = served if isinstance(served, Starlette) else Starlette(routes=served)
-    asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
 
 def test_usage_in_hours(store: Store, hour: Any) -> None:
