@@ -1,7 +1,7 @@
 """HTTP questions to accounting, mounted in the collector's process: the same numbers as the commands, from the same functions.
 
 GET /v1/reports/usage, /v1/reports/chargeback and /v1/reports/focus take from, to, by (not focus), time-zone, tenant, node and pool (the
-latter three repeatable), format (json | csv | parquet | arrow), and the latter two also basis. The plan is the server's own: a request names no file.
+latter three repeatable), format (json | csv | parquet | arrow), and the latter two also basis. GET /allocation/compute is OpenCost's. The plan is the server's own: a request names no file.
 """
 
 import json
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from poolmeter.accounting.chargeback import chargeback_for
 from poolmeter.accounting.dimensions import Filters, parse_by
 from poolmeter.accounting.focus import focus_report
+from poolmeter.accounting.opencost import PARAMETERS, compute
 from poolmeter.accounting.usage import usage_report
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.config import AccountingSection
 from poolmeter.errors import BadInput, PoolmeterError, Unavailable
 from poolmeter.period import Period, parse_period
-from poolmeter.report import Report, render
+from poolmeter.report import Report, dumps, render
 
 if TYPE_CHECKING:
     from starlette.datastructures import QueryParams
@@ -72,7 +73,27 @@ def routes(root: Path, settings: AccountingSection | None = None, clock: Clock |
         Route("/v1/reports/usage", _endpoint(usage, _COMMON), methods=["GET"]),
         Route("/v1/reports/chargeback", _endpoint(chargeback, _COMMON | {"basis"}), methods=["GET"]),
         Route("/v1/reports/focus", _endpoint(focus, (_COMMON | {"basis"}) - {"by"}), methods=["GET"]),
+        *(Route(path, _opencost(root, chosen, now), methods=["GET"]) for path in ("/allocation/compute", "/allocation")),
     ]
+
+
+def _opencost(root: Path, settings: AccountingSection, clock: Clock) -> "Callable[[Request], Response]":
+    from starlette.responses import Response
+
+    def answer(request: "Request") -> Response:
+        """What it cost, as OpenCost tells it."""
+        try:
+            body = compute(root, request.query_params, settings.time_zone, settings.plan, clock.wall_us())
+        except PoolmeterError as error:
+            body = {"code": _status(error), "status": "error", "message": str(error)}
+        return Response(dumps(body) + "\n", int(str(body["code"])), media_type="application/json")
+
+    answer.parameters = PARAMETERS  # type: ignore[attr-defined]  # for the OpenAPI document
+    return answer
+
+
+def _status(error: PoolmeterError) -> int:
+    return 400 if isinstance(error, BadInput) else 503 if isinstance(error, Unavailable) else 409
 
 
 def _basis(params: "QueryParams") -> str | None:
@@ -104,8 +125,7 @@ def _endpoint(report: "Callable[[QueryParams], Report]", known: frozenset[str]) 
                 raise BadInput(f"format is {fmt!r}, expected one of {', '.join(_TYPES)}")
             return Response(render(report(params), fmt), media_type=_TYPES[fmt])
         except PoolmeterError as error:
-            status = 400 if isinstance(error, BadInput) else 503 if isinstance(error, Unavailable) else 409
-            return Response(json.dumps({"error": str(error)}) + "\n", status, media_type="application/json")
+            return Response(json.dumps({"error": str(error)}) + "\n", _status(error), media_type="application/json")
 
     answer.__doc__ = report.__doc__
     answer.parameters = tuple(sorted(known))  # type: ignore[attr-defined]  # for the OpenAPI document

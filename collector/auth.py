@@ -63,6 +63,8 @@ ACCESS: Mapping[tuple[str, str], frozenset[Role]] = {
     ("GET", "/v1/reports/usage"): frozenset({_A, _O, _F, _R}),
     ("GET", "/v1/reports/chargeback"): frozenset({_A, _F, _R}),
     ("GET", "/v1/reports/focus"): frozenset({_A, _F, _R}),
+    ("GET", "/allocation/compute"): frozenset({_A, _F, _R}),
+    ("GET", "/allocation"): frozenset({_A, _F, _R}),
     # Of a node alone: a token that is bound to none would not say whose records these are.
     ("POST", "/v1/push"): frozenset({_N}),
     ("GET", "/metrics"): frozenset({_A, _O, _R}),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _CALLERS = 4096
-_HEAVY = frozenset({"/v1/usage", "/v1/reports/usage", "/v1/reports/chargeback", "/v1/reports/focus"})
+_HEAVY = frozenset({"/v1/usage", "/v1/reports/usage", "/v1/reports/chargeback", "/v1/reports/focus", "/allocation/compute", "/allocation"})
 
 
 def asks_store(template: str, caller: Caller) -> bool:

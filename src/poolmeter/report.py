@@ -24,8 +24,10 @@ from poolmeter.errors import BadInput, Unavailable
 FORMATS = ("table", "json", "csv", "parquet", "arrow")
 # Keys of rows and totals that hold money; they leave as decimal strings, so that no reader makes a float of them unasked.
 MONEY = frozenset({"cost", "unit_price", "tenants", "idle", "unallocated", "overhead", "adjustments"})
-# The names that FOCUS gives money end so.
-_MONEY_ENDS = ("Cost", "UnitPrice")
+# What FOCUS calls money; in Parquet and Arrow it is a decimal, as FOCUS has it.
+_FOCUS_MONEY = frozenset(
+    {"BilledCost", "EffectiveCost", "ListCost", "ContractedCost", "ListUnitPrice", "ContractedUnitPrice", "x_SplitOriginCost"}
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def plain(value: object, money: bool = False) -> object:
     if isinstance(value, str):
         return value.replace("\0", "\ufffd")  # no text passes for a marked number
     if isinstance(value, Mapping):
-        return {key: plain(item, money or key in MONEY or key.endswith(_MONEY_ENDS)) for key, item in value.items() if item is not None}
+        return {key: plain(item, money or key in MONEY or key in _FOCUS_MONEY) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):
         return [plain(item, money) for item in value]
     return value

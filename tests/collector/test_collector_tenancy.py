@@ -145,7 +145,7 @@ async def everything(state: ApiState, http: httpx.AsyncClient, names: list[str])
             for method in sorted((route.methods or set()) - {"HEAD"}):
                 answer = await http.request(method, route.path.replace("{id}", names[0]), json={} if method == "POST" else None)
                 found[f"{method} {route.path}"] = answer.content + str(answer.headers).encode()
-    for path in ("/v1/reports/usage", "/v1/reports/chargeback", "/v1/reports/focus"):
+    for path in ("/v1/reports/usage", "/v1/reports/chargeback", "/v1/reports/focus", "/allocation/compute", "/allocation"):
         for asked in ({}, {"tenant": names[0]}, {"tenant": "nobody"}, {"by": "node"}):
             found[f"{path} {asked}"] = (await http.get(path, params={**PERIOD, **asked})).content
     filters = [{}, *({name: value} for name in ("node", "tenant", "allocation", "device") for value in names)]
