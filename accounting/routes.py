@@ -88,7 +88,8 @@ def _opencost(root: Path, settings: AccountingSection, clock: Clock) -> "Callabl
             body = {"code": _status(error), "status": "error", "message": str(error)}
         return Response(dumps(body) + "\n", int(str(body["code"])), media_type="application/json")
 
-    answer.parameters = PARAMETERS  # type: ignore[attr-defined]  # for the OpenAPI document
+    described = {"parameters": PARAMETERS, "media": ("application/json",), "answer": "Allocations", "refusal": "AllocationsError"}
+    vars(answer).update(described)  # for the OpenAPI document
     return answer
 
 
@@ -128,6 +129,6 @@ def _endpoint(report: "Callable[[QueryParams], Report]", known: frozenset[str]) 
             return Response(json.dumps({"error": str(error)}) + "\n", _status(error), media_type="application/json")
 
     answer.__doc__ = report.__doc__
-    answer.parameters = tuple(sorted(known))  # type: ignore[attr-defined]  # for the OpenAPI document
+    vars(answer)["parameters"] = tuple(sorted(known))  # for the OpenAPI document
     # A plain function: starlette runs it in a thread, so that a long question does not hold up the pulls.
     return answer

@@ -29,7 +29,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One method of one path. `media` are the types it answers with, `answer` the schema of its JSON (a name of `schemas()`)."""
+    """One method of one path. `media` are the types it answers with, `answer` the schema of its JSON (a name of `schemas()`), `refusal` that of
+    its own errors."""
 
     method: str
     path: str
@@ -41,6 +42,7 @@ class Endpoint:
     body: str | None = None
     body_media: str = "application/json"
     answer: str | None = None
+    refusal: str = "Error"
 
 
 _STATUS = {
@@ -75,15 +77,13 @@ def _checked(endpoint: Endpoint) -> Handler:
 
 
 def openapi(endpoints: Iterable[Endpoint], routes: Sequence[BaseRoute]) -> dict[str, object]:
-    """The OpenAPI 3.1 document: `endpoints` in full, and every other of `routes` by its path, docstring and `parameters` attribute."""
+    """The OpenAPI 3.1 document: `endpoints` in full, and every other of `routes` by what it says of itself."""
     paths: dict[str, dict[str, object]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
-    for path, method, summary, names in _others(routes, ""):
-        if method.lower() not in paths.setdefault(path, {}):
-            parameters = tuple(Parameter(name, name, many=name in _MANY) for name in names)
-            other = Endpoint(method, path, _nothing, summary, parameters, _REPORTS, (200, 409, 503), answer="Report")
-            paths[path][method.lower()] = _operation(other)
+    for other in _others(routes, ""):
+        if other.method.lower() not in paths.setdefault(other.path, {}):
+            paths[other.path][other.method.lower()] = _operation(other)
     return {
         "openapi": "3.1.0",
         "info": {"title": "poolmeter collector", "version": __version__},
@@ -104,7 +104,8 @@ async def _nothing(_: Request) -> Response:
 
 
 def _operation(endpoint: Endpoint) -> dict[str, object]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    # Who may ask, and how much, is refused before an endpoint's own errors can be.
+    error, own = ({"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}} for name in ("Error", endpoint.refusal))
     done: dict[str, object] = {media: {} for media in endpoint.media}
     if endpoint.answer is not None:
         done["application/json"] = {"schema": {"$ref": f"#/components/schemas/{endpoint.answer}"}}
@@ -118,7 +119,7 @@ def _operation(endpoint: Endpoint) -> dict[str, object]:
         "responses": {
             str(status): {
                 "description": _STATUS[status],
-                "content": done if status == 200 else error if not is_open else {"text/plain": {}},
+                "content": done if status == 200 else {"text/plain": {}} if is_open else error if status in _GUARDED else own,
             }
             for status in sorted(
                 {*endpoint.statuses, *(() if is_open else _GUARDED), *((400,) if endpoint.path.startswith("/v1/") else ())}
@@ -144,11 +145,23 @@ def _parameter(parameter: Parameter) -> dict[str, object]:
     }
 
 
-def _others(routes: Sequence[BaseRoute], prefix: str) -> Iterable[tuple[str, str, str, Sequence[str]]]:
+def _others(routes: Sequence[BaseRoute], prefix: str) -> Iterable[Endpoint]:
+    """Routes of other components, described by their endpoints' docstring and the attributes `parameters`, `media`, `answer` and `refusal`."""
     for route in routes:
         if isinstance(route, Mount):
             yield from _others(route.routes, prefix + route.path)
         elif isinstance(route, Route):
             words = (route.endpoint.__doc__ or route.name).strip().splitlines()
+            parameters = tuple(Parameter(name, name, many=name in _MANY) for name in getattr(route.endpoint, "parameters", ()))
             for method in sorted((route.methods or {"GET"}) - {"HEAD"}):
-                yield prefix + route.path, method, words[0] if words else route.name, getattr(route.endpoint, "parameters", ())
+                yield Endpoint(
+                    method,
+                    prefix + route.path,
+                    _nothing,
+                    words[0] if words else route.name,
+                    parameters,
+                    getattr(route.endpoint, "media", _REPORTS),
+                    (200, 400, 409, 503),
+                    answer=getattr(route.endpoint, "answer", "Report"),
+                    refusal=getattr(route.endpoint, "refusal", "Error"),
+                )

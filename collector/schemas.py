@@ -118,6 +118,21 @@ def schemas() -> dict[str, Schema]:
     )  # fmt: skip
     return {
         "Error": closed({"error": _TEXT}, ("error",)),
+        # OpenCost's own, which has more fields than anybody lists.
+        "Allocations": closed(
+            {
+                "code": {"const": 200},
+                "status": _TEXT,
+                "message": _TEXT,
+                "currency": _TEXT,
+                "data": {
+                    "type": "array",
+                    "items": {"type": "object", "additionalProperties": {"type": "object", "required": ["name", "totalCost"]}},
+                },
+            },
+            ("code", "data"),
+        ),
+        "AllocationsError": closed({"code": _WHOLE, "status": _TEXT, "message": _TEXT}, ("code", "message")),
         "Report": {"type": "object", "required": ["schema", "rows", "totals", "warnings"]},
         "Records": listing("records", {"anyOf": list(records.values())}, period, ("from", "to", "kind", "tier")),
         "Nodes": listing("nodes", node),
