@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("poolmeter.collector")
 GAP_SHARE = 20  # a publication that takes long is followed by so many times its length without one, so that it costs a twentieth of a core
-GAP_MOST_S = 5.0
+GAP_MOST_S = 2.0
 NOW_SHARE = 30  # the same for the writing of newest snapshots
 NOW_MOST_S = 15.0
 TOGETHER_BYTES = 1 << 18  # records of up to so many bytes are copied to be checked with others
