@@ -24,6 +24,7 @@ from poolmeter.collector.intake import Batch as Batch
 from poolmeter.collector.intake import new_rows
 from poolmeter.collector.now import NOW_TABLES, Newest, now_rows, now_tables_of, write_now
 from poolmeter.collector.publication import CatalogWriter, name_current
+from poolmeter.collector.quarantine import Kept, bounded, kept_of
 from poolmeter.collector.retention import closed_days
 from poolmeter.collector.segments import (
     FOLDER,
@@ -87,6 +88,7 @@ class Store:
         self._mutex = threading.Lock()
         self._folders: set[Path] = set()
         self._doomed: list[tuple[float, Path]] = []
+        self._kept: tuple[str | None, dict[str, Kept]] = (None, {})  # of the quarantine, by day
         self._writer = CatalogWriter(root)
         self._lock = own(root)
         try:
@@ -230,7 +232,10 @@ class Store:
         state = self._state
         sequences = dict(state.sequences)
         new = new_rows(batches, sequences, closed_days(state))
-        wide, bad = new.rows, new.quarantine
+        wide, today = new.rows, day_of(now_us)
+        if new.quarantine and self._kept[0] != today:
+            self._kept = (today, kept_of(self.root, tuple(state.segments.values()), today))
+        bad, kept = bounded(new.quarantine, self._kept[1])
         counts: dict[RecordKind, int] = {}
         for kind in kinds_of(wide) if wide is not None else ():
             segment_kind = SegmentKind(kind.value)
@@ -240,7 +245,7 @@ class Store:
                 self._on_step("segment")
         if bad:
             table = pa.Table.from_pylist(bad, schema=arrow_schema(SegmentKind.QUARANTINE))
-            written.append(write_segment(self.root, SegmentKind.QUARANTINE, day_of(now_us), table))
+            written.append(write_segment(self.root, SegmentKind.QUARANTINE, today, table))
             self._on_step("segment")
         rows = {url: row for url, row in state.nodes.items() if url not in forget}
         rows |= {row.url: replace(row, last_sequence=last_sequence(sequences, row)) for row in nodes}
@@ -279,6 +284,8 @@ class Store:
         )
         if now_written:
             self._now_written = now
+        if bad:
+            self._kept = (today, kept)
         self.trouble = None
         return Published(self._state.generation, counts, new.known, sum(int(row["rows"]) for row in bad))
 
