@@ -19,7 +19,7 @@ from poolmeter.books.writer import Books, NotInBooks
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.auth import Authority, Credentials
 from poolmeter.collector.catalog import query
-from poolmeter.collector.decisions import LOG_LIMIT, LOG_LIMIT_MOST, Decisions, NotJson, TooLarge, listing
+from poolmeter.collector.decisions import LIST_LIMIT, LIST_LIMIT_MOST, LOG_LIMIT, LOG_LIMIT_MOST, Decisions, NotJson, TooLarge, listing
 from poolmeter.collector.discovery.watch import SourceStatus
 from poolmeter.collector.gate import Gate, caller_of
 from poolmeter.collector.limits import Limits, Queries
@@ -104,9 +104,13 @@ def _endpoints(state: ApiState) -> tuple[Endpoint, ...]:
         ),
         Endpoint("GET", "/v1/snapshot", health.snapshots, "The newest snapshot of every node", answer="Snapshots"),
         Endpoint(
-            "GET", "/v1/decisions", decisions.list, "Decisions by node and sequence",
-            (Parameter("state", "only this state", enum=tuple(DecisionState)), Parameter("node", "only this node")), statuses=(200, 400, 503),
-            answer="Decisions",
+            "GET", "/v1/decisions", decisions.list, "Decisions by node and sequence, paged: `after` of an answer that is not the last asks for the next",
+            (
+                Parameter("state", "only this state", enum=tuple(DecisionState)), Parameter("node", "only this node"),
+                Parameter("after", "behind the decision with this id"),
+                Parameter("limit", f"at most so many ({LIST_LIMIT}), up to {LIST_LIMIT_MOST}", type="integer"),
+            ),
+            statuses=(200, 400, 404, 503), answer="Decisions",
         ),
         Endpoint(
             "POST", "/v1/decisions", decisions.add, "Enter proposals, all or none; without a sequence they get the node's next",

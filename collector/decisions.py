@@ -4,15 +4,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from poolmeter.books.ledger import Change
+from poolmeter.books.ledger import Change, is_text
 from poolmeter.books.models import DecisionRow
-from poolmeter.books.writer import Booked, Books
+from poolmeter.books.writer import Booked, Books, NotInBooks
 from poolmeter.collector.auth import Caller, Role
 from poolmeter.collector.gate import caller_of
 from poolmeter.collector.tenancy import decision_fields, decisions_for
@@ -22,6 +23,8 @@ from poolmeter.model.decision import Decision, DecisionState
 from poolmeter.model.plain import from_plain, to_plain
 
 BODY_LIMIT = 1 << 20
+LIST_LIMIT = 1000
+LIST_LIMIT_MOST = 10_000
 LOG_LIMIT = 200
 LOG_LIMIT_MOST = 1000
 DECISIONS = DecisionRow.__tablename__
@@ -38,9 +41,30 @@ class Decisions:
         if text is not None and text not in set(DecisionState):
             raise BadInput(f"state is {text!r:.40}, expected one of {', '.join(DecisionState)}")
         wanted = DecisionState(text) if text else None
-        caller, node = caller_of(request.scope), request.query_params.get("node")
-        found = await run_in_threadpool(lambda: decisions_for(caller, self._root, self._books.list(wanted, node)))
-        return _answer(caller, found)
+        query, caller = request.query_params, caller_of(request.scope)
+        limit = number(query.get("limit", str(LIST_LIMIT)), "limit", LIST_LIMIT_MOST)
+        found = await run_in_threadpool(self._found, caller, wanted, query.get("node"), query.get("after"), limit + 1)
+        more = {"after": found[limit - 1].decision.id} if len(found) > limit else {}
+        return _answer(caller, found[:limit], more)
+
+    def _found(self, caller: Caller, state: DecisionState | None, node: str | None, after: str | None, limit: int) -> Sequence[Booked]:
+        """So many decisions that the caller sees, however many of others lie between."""
+        if after is not None and not self._sees(caller, after):
+            raise NotInBooks(f"after is {after!r:.80}, expected the id of a decision")  # another's is as if it were not there
+        found: list[Booked] = []
+        while len(found) < limit:
+            page = self._books.list(state, node, after, LIST_LIMIT_MOST)
+            found += decisions_for(caller, self._root, page)
+            if len(page) < LIST_LIMIT_MOST:
+                break
+            after = page[-1].decision.id
+        return found[:limit]
+
+    def _sees(self, caller: Caller, decision_id: str) -> bool:
+        try:
+            return is_text(decision_id) and bool(decisions_for(caller, self._root, [self._books.get(decision_id)]))
+        except NotInBooks:
+            return False
 
     async def log(self, request: Request) -> Response:
         """Who changed which decision, when, from what to what and why: oldest first, after a number."""
@@ -92,8 +116,8 @@ class Decisions:
         return _answer(caller, [await run_in_threadpool(self._books.transition, request.path_params["id"], state, by, reason)])
 
 
-def _answer(caller: Caller, found: Sequence[Booked]) -> Response:
-    return JSONResponse(listing("decisions", [decision_fields(caller, decision_object(booked)) for booked in found]))
+def _answer(caller: Caller, found: Sequence[Booked], more: Mapping[str, str] = MappingProxyType({})) -> Response:
+    return JSONResponse(listing("decisions", [decision_fields(caller, decision_object(booked)) for booked in found]) | dict(more))
 
 
 def _known(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def schemas() -> dict[str, Schema]:
         "Nodes": listing("nodes", node),
         "Health": listing("health", node, health, health),
         "Snapshots": listing("snapshots", snapshot),
-        "Decisions": listing("decisions", decision),
+        "Decisions": listing("decisions", decision, {"after": _TEXT}),
         "DecisionLog": listing("decision_log", of_record(LogEntry), {"after": _WHOLE}),
         "BooksLog": listing("books_log", change, {"after": _WHOLE}),
         "Pushed": closed(_PUSHED, ("schema", "node", "consumer", "epoch")),

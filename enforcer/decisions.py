@@ -23,6 +23,7 @@ from poolmeter.web.trust import SYSTEM, Trust
 
 log = logging.getLogger(__name__)
 
+_PAGES = 100  # of a thousand decisions for one node
 _MAX_BODY = 16 * 1024 * 1024
 _TIMEOUT_S = 10.0
 
@@ -30,16 +31,18 @@ Fetch = Callable[[str], bytes]
 Token = Callable[[], str | None]  # asked anew each time: a collector may make its token later than the enforcer starts
 
 
-def parse_decisions(body: bytes) -> tuple[Decision, ...]:
-    """The decisions of a collector's answer. Raises DataError."""
+def parse_decisions(body: bytes) -> tuple[tuple[Decision, ...], str | None]:
+    """The decisions of a collector's answer, and behind which one the next answer begins (None: it was the last). Raises DataError."""
     try:
         answer = json.loads(body)
-        rows = answer["rows"]
+        rows, after = answer["rows"], answer.get("after")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"decisions are {body[:60]!r}, expected an object with rows") from None
     if not isinstance(rows, list):
         raise DataError(f"rows of decisions are {rows!r:.60}, expected a list")
-    return tuple(from_plain(Decision, row, f"decision {index}") for index, row in enumerate(rows))
+    if after is not None and not isinstance(after, str):
+        raise DataError(f"after of decisions is {after!r:.60}, expected an id")
+    return tuple(from_plain(Decision, row, f"decision {index}") for index, row in enumerate(rows)), after
 
 
 def decide(book: Book, decision: Decision, node: str, margin: Decimal = Decimal("1.1")) -> JournalEvent | None:
@@ -124,7 +127,13 @@ class DecisionPoll:
 
     def once(self) -> tuple[JournalEvent, ...]:
         """Carries out what is approved now; the events. Raises Unavailable (no collector) or DataError."""
-        return self.carry_out(parse_decisions(self._fetch(self.url)))
+        decisions, after = parse_decisions(self._fetch(self.url))
+        for _ in range(_PAGES):
+            if after is None:
+                break
+            more, after = parse_decisions(self._fetch(f"{self.url}&after={urllib.parse.quote(after, safe='')}"))
+            decisions += more
+        return self.carry_out(decisions)
 
     def carry_out(self, decisions: Iterable[Decision]) -> tuple[JournalEvent, ...]:
         """The events of these decisions, in the order of their sequence."""

@@ -93,18 +93,31 @@ class ApiStore:
         return found[0]
 
     def list(self) -> Sequence[Booked]:
-        return self._ask("/v1/decisions")
+        found: list[Booked] = []
+        query = ""
+        while True:
+            answer = self._fetch("/v1/decisions" + query)
+            found += self._rows(answer, len(found))
+            after = answer.get("after")
+            if not isinstance(after, str) or query.endswith(urllib.parse.quote(after, safe="")):
+                return found
+            query = f"?after={urllib.parse.quote(after, safe='')}"
 
     def move(self, decision_id: str, state: DecisionState, by: str, reason: str | None = None) -> Booked:
         verb = {DecisionState.APPROVED: "approve", DecisionState.REJECTED: "reject"}[state]
         return self._ask(f"/v1/decisions/{urllib.parse.quote(decision_id, safe='')}/{verb}", {"by": by, "reason": reason})[0]
 
     def _ask(self, path: str, body: object = None) -> Sequence[Booked]:
-        answer = fetch(self._url + path, self._token, body, self._trust)
+        return self._rows(self._fetch(path, body))
+
+    def _fetch(self, path: str, body: object = None) -> dict[str, object]:
+        return fetch(self._url + path, self._token, body, self._trust)
+
+    def _rows(self, answer: dict[str, object], first: int = 0) -> Sequence[Booked]:
         rows = answer.get("rows")
         if not isinstance(rows, list):
             raise DataError(f"decisions of {self._url} are {answer!r:.60}, expected an object with rows")
-        return [_booked(row, f"decision {index}") for index, row in enumerate(rows)]
+        return [_booked(row, f"decision {first + index}") for index, row in enumerate(rows)]
 
 
 def _booked(row: object, what: str) -> Booked:

@@ -120,7 +120,16 @@ class Client:
     def decisions(self, state: str | None = None, node: str | None = None) -> "pd.DataFrame":
         """Decisions by node and sequence."""
         asked = [(name, value) for name, value in (("state", state), ("node", node)) if value is not None]
-        return _frame(self._rows("/v1/decisions", asked), ("id", "state", "node", "allocation_id", "device_uuid"))
+        rows: list[dict[str, Any]] = []
+        after: str | None = None
+        while True:
+            answer = self._object("/v1/decisions", [*asked, *([("after", after)] if after else [])])
+            rows += self._rows_of(answer, "/v1/decisions")
+            before, after = after, answer.get("after")
+            if after is None:
+                return _frame(rows, ("id", "state", "node", "allocation_id", "device_uuid"))
+            if not isinstance(after, str) or after == before:
+                raise DataError(f"decisions of {self._url} gave the same place twice, expected each page to go on")
 
     def _pages(self, asked: list[tuple[str, str]]) -> "Iterator[pa.Table]":
         import pyarrow as pa
@@ -140,7 +149,10 @@ class Client:
                 raise DataError(f"usage of {self._url} gave the same cursor twice, expected each page to go on")
 
     def _rows(self, path: str, asked: Sequence[tuple[str, str]] = ()) -> list[dict[str, Any]]:
-        rows = self._object(path, asked).get("rows")
+        return self._rows_of(self._object(path, asked), path)
+
+    def _rows_of(self, answer: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
+        rows = answer.get("rows")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise DataError(f"answer of {self._url}{path} has no rows, expected a list of objects")
         return rows

@@ -137,6 +137,26 @@ def test_lists_filter_by_state_and_node(books: Books) -> None:
     assert [booked.decision.id for booked in books.list(state=DecisionState.PROPOSED, node="n1")] == ["d1"]
 
 
+def test_pages_of_a_list_join_to_the_whole_whatever_nodes_are_called(books: Books) -> None:
+    names = ["n1", "N1", "n10", "n2", "ñ", "n-1", "n_1", "é"]
+    books.add_decisions([decision(10 * number + turn, node=name) for number, name in enumerate(names) for turn in (1, 2, 3)])
+    whole = books.list()
+    keys = [(booked.decision.node, booked.decision.sequence) for booked in whole]
+    assert len(whole) == 24 and keys == sorted(keys)
+    for limit in (1, 5, 24, 100):
+        found, after = [], None
+        while page := books.list(after=after, limit=limit):
+            assert len(page) <= limit
+            found += page
+            after = page[-1].decision.id
+        assert found == whole
+    books.transition(whole[3].decision.id, DecisionState.APPROVED, "ann")
+    # Also behind one that the list no longer has.
+    assert books.list(state=DecisionState.PROPOSED, after=whole[3].decision.id) == whole[4:]
+    with pytest.raises(NotInBooks, match="'nobody'"):
+        books.list(after="nobody")
+
+
 def test_writers_beside_each_other_lose_nothing(place: Path | str, clock: ManualClock) -> None:
     Books(place, clock).close()
     errors: list[BaseException] = []

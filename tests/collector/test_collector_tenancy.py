@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from starlette.routing import Route
 
 from poolmeter.accounting.routes import routes as report_routes
+from poolmeter.collector import decisions as decisions_module
 from poolmeter.collector.api import ApiState, create_app
 from poolmeter.collector.auth import Role
 from poolmeter.collector.now import newest
@@ -244,6 +245,30 @@ async def test_a_tenants_pages_join_to_the_whole_and_their_cursors_hold_no_posit
         async with client(shared) as admin:
             theirs = (await admin.get("/v1/usage", params={**PERIOD, "limit": "1"})).json()["cursor"]
         assert (await http.get("/v1/usage", params={**PERIOD, "cursor": theirs})).status_code == 400
+
+
+async def test_pages_of_decisions_join_to_the_whole_and_anothers_id_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions_module, "LIST_LIMIT_MOST", 2)
+    with collector(tmp_path) as state:
+        Pool([frozenset(TENANTS)] * 3).fill(state)
+        own = token_of(state, Role.TENANT, TENANTS[1])
+        for token, count in ((None, 9), (own, 3)):
+            async with client(state, token) if token else client(state) as http:
+                seen: list[str] = []
+                after: str | None = None
+                while True:
+                    page = (await http.get("/v1/decisions", params={"limit": "1", **({"after": after} if after else {})})).json()
+                    seen += [row["id"] for row in page["rows"]]
+                    after = page.get("after")
+                    if after is None:
+                        break
+                    assert after == seen[-1]
+                assert len(seen) == len(set(seen)) == count
+        async with client(state, own) as http:
+            ids = (secret(TENANTS[0], "decision-0"), "x" * len(secret(TENANTS[0], "decision-0")), "\u0000")
+            answers = [await http.get("/v1/decisions", params={"after": one, "limit": "1"}) for one in ids]
+            assert {answer.status_code for answer in answers} == {404}
+            assert answers[0].text.replace(ids[0], "") == answers[1].text.replace(ids[1], "")
 
 
 async def test_an_allocation_that_two_tenants_are_said_to_have_is_neithers(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -159,12 +160,17 @@ class Collector:
     def __init__(self) -> None:
         self.rows: list[Decision] = []
         self.asked: list[str] = []
+        self.page = 1000
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.asked.append(self.path)
-                body = json.dumps({"rows": to_plain(outer.rows)}).encode()
+                after = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query).get("after", [""])[0]
+                start = next((number + 1 for number, row in enumerate(outer.rows) if row.id == after), 0)
+                page = outer.rows[start : start + outer.page]
+                more = {"after": page[-1].id} if start + outer.page < len(outer.rows) else {}
+                body = json.dumps({"rows": to_plain(page), **more}).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -196,6 +202,15 @@ def test_the_poll_carries_out_what_the_collector_lists_in_order_and_once(book, a
     agree(book)
 
 
+def test_the_poll_takes_all_pages(book, allocation, collector: Collector) -> None:
+    collector.page = 1
+    second = decision(allocation, id="d 2&x", sequence=2, generation=4, memory_bytes=6 * GIB)
+    collector.rows = [decision(allocation), second]
+    poll = DecisionPoll(book, "alpha", collector.url, 1)
+    assert [(event.decision_id, event.outcome) for event in poll.once()] == [("d-1", "applied"), ("d 2&x", "applied")]
+    assert collector.asked == [f"/v1/decisions?state=approved&node=alpha{more}" for more in ("", "&after=d-1")]
+
+
 def test_without_a_collector_it_is_unavailable_and_nothing_else(book) -> None:
     with pytest.raises(Unavailable, match="gave no decisions"):
         DecisionPoll(book, "alpha", "http://127.0.0.1:9", 1).once()
@@ -203,7 +218,7 @@ def test_without_a_collector_it_is_unavailable_and_nothing_else(book) -> None:
         fetch_url("nonsense")
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"rows":1}', b'{"rows":[{"id":1}]}', b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"rows":1}', b'{"rows":[],"after":1}', b'{"rows":[{"id":1}]}', b"[" * 100_000])
 def test_an_answer_that_is_none_is_data_error(body: bytes) -> None:
     with pytest.raises(DataError):
         parse_decisions(body)

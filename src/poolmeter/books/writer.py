@@ -6,9 +6,9 @@ Several processes may open the same books; every call is one transaction.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, Select, Table, and_, func, or_, select
 
 from poolmeter.books.backup import backup
 from poolmeter.books.database import Database
@@ -97,8 +97,10 @@ class Books:
         """One decision. Raises NotInBooks."""
         return self._database.read(lambda connection: _find(connection, decision_id))
 
-    def list(self, state: DecisionState | None = None, node: str | None = None) -> Sequence[Booked]:
-        """Decisions by node and sequence."""
+    def list(
+        self, state: DecisionState | None = None, node: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> Sequence[Booked]:
+        """Decisions by node and sequence: those behind the one with the id `after`, `limit` at most. Raises NotInBooks for another id."""
         wanted = select(_decisions)
         if state is not None:
             wanted = wanted.where(_decisions.c.state == state.value)
@@ -106,9 +108,7 @@ class Books:
             if not is_text(node):
                 return []
             wanted = wanted.where(_decisions.c.node == node)
-        found = self._database.read(lambda connection: [_booked(row) for row in connection.execute(wanted).mappings()])
-        # Ordered here: a server's own order of text depends on its locale.
-        return sorted(found, key=lambda booked: (booked.decision.node, booked.decision.sequence))
+        return self._database.read(lambda connection: _page(connection, wanted, after, limit))
 
     def log(self, decision_id: str | None = None) -> Sequence[LogEntry]:
         """Changes of decisions, oldest first."""
@@ -221,6 +221,15 @@ def _next_sequence(connection: Connection, node: str) -> int:
 
 def _row(connection: Connection, decision_id: str) -> Row | None:
     return connection.execute(select(_decisions).where(_decisions.c.id == decision_id)).mappings().first()
+
+
+def _page(connection: Connection, wanted: Select[Any], after: str | None, limit: int | None) -> list[Booked]:
+    # By code points everywhere: PostgreSQL's own order of text depends on its locale.
+    node = _decisions.c.node.collate("C") if connection.dialect.name == "postgresql" else _decisions.c.node
+    if after is not None:
+        last = _find(connection, after).decision
+        wanted = wanted.where(or_(node > last.node, and_(_decisions.c.node == last.node, _decisions.c.sequence > last.sequence)))
+    return [_booked(row) for row in connection.execute(wanted.order_by(node, _decisions.c.sequence).limit(limit)).mappings()]
 
 
 def _find(connection: Connection, decision_id: str) -> Booked:
