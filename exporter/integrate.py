@@ -13,7 +13,7 @@ from poolmeter.exporter.ledger import DeviceLedger, Ledger
 from poolmeter.exporter.observation import Observation, Outcome
 from poolmeter.exporter.room import Rank, Room
 from poolmeter.exporter.spread import Gains, minutes_between, spread, spread_time
-from poolmeter.exporter.strangers import Strangers
+from poolmeter.exporter.strangers import WAIT_US, Strangers
 from poolmeter.model.allocation import AllocationState
 from poolmeter.model.units import MINUTE_US
 from poolmeter.pages.meter import MeterReading
@@ -64,8 +64,8 @@ class Integrator:
         metered = self._hooked.count(seen, gains, rooms, outcome)
         for room in rooms.values():
             room.settle(Rank.HOOK)
-        self._devices(seen, gains, live)
-        self._strangers.count(seen, gains, rooms, metered, live=live)
+        holes = self._devices(seen, gains, live)
+        self._strangers.count(seen, gains, rooms, metered, holes, live=live)
         for room in rooms.values():
             room.settle(Rank.ACCOUNTING)
             room.settle(Rank.SAMPLED)
@@ -160,19 +160,30 @@ class Integrator:
 
     # ---- the card's own numbers --------------------------------------------------------------------------------------------------
 
-    def _devices(self, seen: Observation, gains: Gains, live: bool) -> None:
+    def _devices(self, seen: Observation, gains: Gains, live: bool) -> dict[str, list[int]]:
+        """Count what the cards say; returns the time, piece by piece, of which a card does not know how much of it was busy."""
+        holes: dict[str, list[int]] = {}
         for uuid, reading in (seen.devices or {}).items():
             device = self.ledger.devices[uuid]
             if reading.busy_us_total is not None:
                 if device.busy_origin != seen.origin:
-                    device.busy_origin, device.busy_raw = seen.origin, 0
+                    device.busy_origin, device.busy_raw, device.unmeasured_raw = seen.origin, 0, 0
                 spare = device.parts.span_us - (device.m_busy_us or 0)
-                parts = spread_time(max(0, reading.busy_us_total - device.busy_raw), gains.lengths, spare)
-                device.busy_raw += sum(parts)
+                wanted = max(0, reading.busy_us_total - device.busy_raw)
+                parts = spread_time(wanted, gains.lengths, spare)
+                # Samples run a little ahead of the clock; what is far ahead of it was never used.
+                device.busy_raw += sum(parts) + max(0, wanted - sum(parts) - WAIT_US)
+                # A hole from before this tick is that of ticks that said so themselves.
+                hole = min(sum(gains.lengths), reading.unmeasured_us_total - device.unmeasured_raw)
+                device.unmeasured_raw = reading.unmeasured_us_total
+                if live and hole > 0:
+                    holes[uuid] = spread(hole, gains.lengths)
+                    gains.of(device, "m_measured_us", [-part for part in holes[uuid]])
                 if live or any(parts):
                     gains.of(device, "m_busy_us", parts)
                     gains.of(device, "busy_us_total", parts)
             self._energy(device, reading, gains)
+        return holes
 
     def _energy(self, device: DeviceLedger, reading: DeviceReading, gains: Gains) -> None:
         """What the board's counter gained since it last moved, also when that was some ticks ago."""

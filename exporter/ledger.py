@@ -29,6 +29,7 @@ class DeviceLedger:
     up: bool = True
     busy_origin: str | None = None
     busy_raw: int = 0
+    unmeasured_raw: int = 0  # of the same origin
     energy_raw: int | None = None
     energy_at_us: int | None = None  # the cursor when it was read
     busy_us_total: int | None = None

@@ -33,6 +33,7 @@ class _Tick:
     rooms: Mapping[str, Room]
     metered: set[str]
     fresh: bool
+    holes: Mapping[str, list[int]]
     standing: dict[str, list[Allocation]] = field(default_factory=dict)
 
 
@@ -60,12 +61,13 @@ class Strangers:
         gains: Gains,
         rooms: Mapping[str, Room],
         metered: set[str],
+        holes: Mapping[str, list[int]],
         *,
         live: bool,
     ) -> None:
-        """Claim what every program gained."""
+        """Claim what every program gained. `holes`: time of which a card does not know how much of it was busy, piece by piece."""
         self.unhooked, self.shared, self.whole, self.measured = {}, {}, set(), set()
-        tick = _Tick(seen, gains, rooms, metered, self._fresh, self._standing())
+        tick = _Tick(seen, gains, rooms, metered, self._fresh, holes, self._standing())
         self._fresh = self._fresh and seen.devices is None
         for process in self.ledger.processes.values():
             if not process.hooked and seen.devices is not None:
@@ -123,6 +125,8 @@ class Strangers:
         part = self.ledger.slices.setdefault(key, SliceLedger(device.uuid, allocation.id))
         self.measured.add(key)
         part.whole_us_total = part.whole_us_total or 0
+        if device.uuid in tick.holes:
+            tick.gains.of(part, "m_unmeasured_us", tick.holes[device.uuid])
         if reading.utilization_ppm:
             part.utilised_us = self.ledger.cursor_us + sum(tick.gains.lengths)
 

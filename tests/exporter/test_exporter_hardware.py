@@ -300,7 +300,8 @@ def test_whatever_reading_fails_no_time_is_counted_twice(percent: int, readings:
     used = Use(Nvml(types.SimpleNamespace(**codes, nvmlDeviceGetSamples=card.samples)), Path("/proc"))
     start = card.now_us - 200_000  # the newest sample at the first reading may be as old as that
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("poolmeter.vendors.nvidia_use.time", types.SimpleNamespace(time_ns=lambda: card.now_us * 1000))
+        clock = types.SimpleNamespace(time_ns=lambda: card.now_us * 1000, monotonic_ns=lambda: card.now_us * 1000)
+        patch.setattr("poolmeter.vendors.nvidia_use.time", clock)
         for pause_us, card.kind in [(0, "samples"), *readings]:
             card.now_us += pause_us
             used.device(0, None if card.kind == "all fail" else percent * 10_000, [])
