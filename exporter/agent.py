@@ -147,6 +147,7 @@ class Agent:
         if moment.at_us > moment.watched_us:
             self._integrator.close(outcome)
             jump = moment.at_us - moment.watched_us
+            self._integrator.jump(jump)
             self._event("gap", f"the clock was set forward by {jump // MICROSECONDS} s; no time passed", moment.at_us)
             for _ in ledger.timeline.advance(moment.watched_us, moment.at_us):
                 pass

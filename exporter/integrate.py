@@ -22,6 +22,7 @@ from poolmeter.vendors.reading import DeviceReading, ProcessReading
 
 __all__ = ["Integrator", "Observation", "Outcome"]
 _ENERGY_UJ_PER_US = 10_000  # 10 kW: no board draws more
+_LATE_US = 15_000_000  # the counter is read every five seconds, and a slow card's reading comes late: that much back it counts as drawn now
 
 
 class Integrator:
@@ -186,21 +187,36 @@ class Integrator:
         return holes
 
     def _energy(self, device: DeviceLedger, reading: DeviceReading, gains: Gains) -> None:
-        """What the board's counter gained since it last moved, also when that was some ticks ago."""
+        """What the board's counter gained since it last moved, also when that was some ticks ago.
+
+        After an outage it is spread over all of it: what was drawn before the open minute is nobody's, whoever has the card now.
+        """
         now = reading.energy_uj_total
         if now is None:
             return
-        until = self.ledger.cursor_us + sum(gains.lengths)
+        cursor = self.ledger.cursor_us
+        until = cursor + sum(gains.lengths)
         if device.energy_raw is not None:
             # A counter that fell began anew with the driver.
             gained = now - device.energy_raw if now >= device.energy_raw else now
-            since = device.energy_at_us if device.energy_at_us is not None else self.ledger.cursor_us
+            since = min(cursor, device.energy_at_us) if device.energy_at_us is not None else cursor
             if gained <= _ENERGY_UJ_PER_US * (until - since):
-                parts = spread(gained, gains.lengths)
-                gains.of(device, "m_energy_uj", parts)
-                gains.of(device, "energy_uj_total", parts)
+                begun = cursor if device.m_start_us is None else device.m_start_us
+                before_us = max(0, begun - since) if until - since > _LATE_US else 0
+                before, first, *rest = spread(
+                    gained, [before_us, gains.lengths[0] + cursor - max(since, min(begun, cursor)), *gains.lengths[1:]]
+                )
+                gains.of(device, "m_energy_before_uj", [before])
+                gains.of(device, "m_energy_uj", [before + first, *rest])
+                gains.of(device, "energy_uj_total", [before + first, *rest])
         if now != device.energy_raw:
             device.energy_raw, device.energy_at_us = now, until
+
+    def jump(self, us: int) -> None:
+        """The clock was set forward by so much, in which no time passed."""
+        for device in self.ledger.devices.values():
+            if device.energy_at_us is not None:
+                device.energy_at_us += us
 
     # ---- gauges ------------------------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class DeviceLedger:
     m_memory_peak: int | None = None
     m_memory_allocated_bus: int = 0
     m_energy_uj: int | None = None
+    m_energy_before_uj: int = 0  # of it, drawn before the minute began: no slice of it is known to have drawn it
     parts: Parts = field(default_factory=Parts)
 
     @property
@@ -61,7 +62,7 @@ class DeviceLedger:
     def new_minute(self) -> None:
         """Forget the open minute."""
         self.m_start_us = None
-        self.m_measured_us = self.m_hooked_us = self.m_shared_us = self.m_memory_allocated_bus = 0
+        self.m_measured_us = self.m_hooked_us = self.m_shared_us = self.m_memory_allocated_bus = self.m_energy_before_uj = 0
         self.m_hooked_known = True
         self.m_busy_us = self.m_unaccounted_us = self.m_unaccounted_memory_bus = None
         self.m_memory_used_bus = self.m_memory_peak = self.m_energy_uj = None

@@ -8,6 +8,7 @@ buffer, which are counted already.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median_low
 from typing import Generic, TypeVar
 
@@ -35,8 +36,7 @@ class Cover:
 
     def learn(self, times: Iterable[int]) -> None:
         """Take the distances of samples that are not counted."""
-        sorted_ = sorted(times)
-        self._gaps.extend(after - before for before, after in zip(sorted_, sorted_[1:], strict=False) if after > before)
+        self._gaps.extend(after - before for before, after in pairwise(sorted(times)) if after > before)
 
     def of(self, gap_us: int) -> int:
         """What a sample covers of the time (above 0) since the one before it: all of it, but beyond a few periods one period."""
