@@ -278,7 +278,7 @@ class Agent:
                 host = self._attribution.host_of(reading.id, slot) if slot.locked is not False else None
                 if host is not None:
                     hooked.append(host)
-        self._sampler.hooked = frozenset(key.pid for key in hooked)
+        self._sampler.hooked = frozenset(hooked)
         self._who.refresh(devices, hooked, self._clock.monotonic_us())
         sources = {health.source: health for health in self._who.health()}
         for name in (self._who.names | {"attribution"}) - sources.keys() - {"allocations"}:

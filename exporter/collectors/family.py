@@ -12,13 +12,19 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What the exporter knows of itself: starts of the sampler, whether the cards are released, the last reload, what became of OTLP pushes."""
+    """What the exporter knows of itself: starts of the sampler, whether the cards are released, the last reload, what became of pushes of
+    OTLP (`pushes_*`) and of records (`push_*`)."""
 
     sampler_restarts: int | None = None
     released: bool | None = None
     reload_ok: bool | None = None
     pushes_ok: int | None = None
     pushes_failed: int | None = None
+    push_ok: int | None = None
+    push_refused: int | None = None
+    push_failed: int | None = None
+    push_last_us: int | None = None
+    push_waiting: int | None = None
 
 
 @dataclass(frozen=True)

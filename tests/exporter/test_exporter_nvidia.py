@@ -195,3 +195,28 @@ def test_a_folder_of_proc_may_be_given(say: Say, tmp_path: Path) -> None:
     say(nvmlDeviceGetComputeRunningProcesses_v3=[holder(5, 1)])
     (process,) = only(NvidiaVendor(tmp_path)).processes
     assert (process.start_ticks, process.command) == (99, "cuda")
+
+
+def test_a_program_with_the_pid_of_a_hooked_one_is_asked_for(say: Say, tmp_path: Path, clock: list[int]) -> None:
+    def lives(start: int) -> None:
+        (tmp_path / "5").mkdir(exist_ok=True)
+        (tmp_path / "5" / "stat").write_bytes(b"5 (cuda) S 1 5 5 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 %d 1 1" % start)
+
+    asked: list[int] = []
+    say(
+        nvmlDeviceGetComputeRunningProcesses_v3=[holder(5, 1)],
+        nvmlDeviceGetProcessUtilization=lambda *_: asked.append(clock[0]) or [],
+    )
+    lives(99)
+    vendor = NvidiaVendor(tmp_path)
+    hooked = frozenset({(5, 99)})
+    vendor.read(hooked)
+    asked.clear()
+    for _ in range(3):
+        clock[0] += 1_000_000
+        vendor.read(hooked)
+    assert asked == []
+    lives(100)  # the hooked program has ended, and another has its pid
+    clock[0] += 1_000_000
+    vendor.read(hooked)
+    assert asked == [clock[0]]

@@ -42,8 +42,8 @@ class Card:
         self._celsius: int | None = None
         self._licence: tuple[bool | None, str | None] = (None, None)
 
-    def read(self, handle: Any, threads_ppm: Mapping[int, int], hooked: frozenset[int] = frozenset()) -> DeviceReading:
-        """Everything the card tells now. `threads_ppm` are active thread percentages by pid; `hooked`, whose device time need not be asked.
+    def read(self, handle: Any, threads_ppm: Mapping[int, int], hooked: frozenset[tuple[int, int]] = frozenset()) -> DeviceReading:
+        """Everything the card tells now. `threads_ppm` are active thread percentages by pid; `hooked`, by pid and start ticks, whose device time need not be asked.
 
         Raises LostDevice, ReplacedDriver.
         """

@@ -184,7 +184,7 @@ class Use:
                 mine.mps = "server"
         return found, known and not failed
 
-    def integrate(self, handle: Any, listed: Mapping[int, Listed], hooked: frozenset[int] | None, errors: list[str]) -> None:
+    def integrate(self, handle: Any, listed: Mapping[int, Listed], hooked: frozenset[tuple[int, int]] | None, errors: list[str]) -> None:
         """Adds each process's samples to its total; together they never exceed the time since the last look.
 
         Where all who are or were on the card of late are `hooked`, nobody is known to need them, and they cost more than most (2.8 ms on an
@@ -195,7 +195,10 @@ class Use:
         back than the time that passed, which a clock that was set does not tell, and than a driver is known to keep samples.
         """
         nvml = self.nvml.binding
-        there, wall_us, at_us = self.processes.keys() | listed.keys(), time.time_ns() // 1000, time.monotonic_ns() // 1000
+        wall_us, at_us = time.time_ns() // 1000, time.monotonic_ns() // 1000
+        # By its start as well: a pid may have got another process since the hook's own was seen.
+        there = {(pid, busy.start_ticks) for pid, busy in self.processes.items()}
+        there |= {(pid, None) for pid in listed if pid not in self.processes}
         if there and hooked is not None and hooked.issuperset(there) and 0 <= at_us - self.asked_us < ASK_US:
             return
         self.asked_us = at_us

@@ -93,6 +93,6 @@ class Vendor(Protocol):
 
     name: str
 
-    def read(self, hooked: frozenset[int] = frozenset()) -> VendorReading:
-        """Everything at this moment. `hooked` are pids whose device time their own hook tells. Never raises for what the library answers; may hang, so it is called in a child process."""
+    def read(self, hooked: frozenset[tuple[int, int]] = frozenset()) -> VendorReading:
+        """Everything at this moment. `hooked` are processes (pid, start ticks) whose device time their own hook tells. Never raises for what the library answers; may hang, so it is called in a child process."""
         ...
