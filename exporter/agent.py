@@ -427,7 +427,8 @@ class Agent:
         if self._clock.monotonic_us() - self._functions_at <= self.settings.stale_us:
             snapshot = replace(snapshot, functions=self._functions)
         before = self._page.snapshot if self._page is not None else None
-        self._page = Page(snapshot, self.spool.held(), __version__, before, self.outputs())
+        unattributed = {uuid: device.unattributed_us_total for uuid, device in self.ledger.devices.items()}
+        self._page = Page(snapshot, self.spool.held(), __version__, before, self.outputs(), unattributed)
         self._page_at = self._clock.monotonic_us()
         self._ready.set()
         return snapshot

@@ -98,7 +98,11 @@ class Integrator:
             part.new_minute()
         for process in ledger.processes.values():
             process.new_minute()
-        ledger.processes = {key: process for key, process in ledger.processes.items() if process.present}
+        ledger.processes = {
+            key: process
+            for key, process in ledger.processes.items()
+            if process.present or (process.waiting_us and process.device_uuid in ledger.devices)
+        }
         for uuid in self._gone:
             ledger.devices.pop(uuid, None)
         self._gone.clear()

@@ -36,6 +36,7 @@ class DeviceLedger:
     energy_uj_total: int | None = None
     hooked_us_total: int = 0
     unaccounted_us_total: int | None = None
+    unattributed_us_total: int = 0  # of it, of programs for which nobody could name a holder
     overhead_us_total: int | None = None
     # busy - hooked - unaccounted over the time in which all three were measured; its running maximum is the switch overhead.
     overhead_difference_us: int = 0

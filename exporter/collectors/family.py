@@ -1,6 +1,6 @@
 """A metric family: what it is called, and the samples it draws from a page."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Generic, Literal, TypeVar
@@ -29,13 +29,17 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page is made from: the snapshot, how many records wait in the spool, and the snapshot before it (None: it is the first)."""
+    """What a page is made from: the snapshot, how many records wait in the spool, and the snapshot before it (None: it is the first).
+
+    `unattributed_us`: device time of programs for which nobody could name a holder, by device.
+    """
 
     snapshot: Snapshot
     spool_records: int
     version: str
     before: Snapshot | None = None
     outputs: Outputs = field(default_factory=Outputs)
+    unattributed_us: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
