@@ -242,7 +242,8 @@ struct pm_board {
     char uuid[48];
     uint64_t slice_ns; /* turn of a context while several are busy, as somebody learned it; 0: nobody has */
     uint64_t turn_ns;  /* from the end of a turn to the next one, with one neighbour */
-    uint64_t reserved[52];
+    uint64_t changes;  /* calls that take or give back memory of the device: one more as each begins, and as it ends */
+    uint64_t reserved[51];
     struct pm_board_seat seats[500];
 };
 

@@ -222,7 +222,8 @@ class Board(ctypes.LittleEndianStructure):
         ("uuid", ctypes.c_char * 48),
         ("slice_ns", ctypes.c_uint64),
         ("turn_ns", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64 * 52),
+        ("changes", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64 * 51),
         ("seats", BoardSeat * 500),
     )
 
