@@ -209,6 +209,12 @@ class Strangers:
         process.basis = join(process.basis, basis, process.counted_us, wanted)
         process.m_basis = join(process.m_basis, basis, process.m_used_us, wanted)
         if part is not None:
+            if (
+                basis is not UsedBasis.ACCOUNTING
+                and device.uuid in tick.holes
+                and f"{device.uuid}|{part.allocation_id}" not in self.measured
+            ):
+                tick.gains.of(part, "m_unmeasured_us", tick.holes[device.uuid])
             self._mark(part, basis, wanted)
 
         def take(parts: list[int]) -> None:

@@ -73,11 +73,16 @@ class Who:
         self._broken: dict[str, str] = {}
         self._taken_us: int | None = None
         self._anew = False
-        self._kept: dict[ProcessKey, Belonging] = {}  # what the sources of before said, until those of now have
+        # What the sources of before said, until those of now have: whose processes are, and by source what devices were given to.
+        self._kept: dict[ProcessKey, Belonging] = {}
+        self._given: dict[str, tuple[Claim, ...]] = {}
 
     def take(self, other: "Who") -> None:
         """Go on with the sources of `other`, between two ticks. What they still have to find out is waited for as for a new process, and
         meanwhile what the sources of before said stands."""
+        self._given = {
+            source.name: self._ask(source, source.assigned, _NO_CLAIMS) or self._given.get(source.name, ()) for source in self._sources
+        }
         for source in self._sources:
             source.close()
         self._sources, self.names = other._sources, self.names | other.names
@@ -100,6 +105,8 @@ class Who:
         self._broken = {}
         if self._anew:
             self._taken_us, self._anew = now_us, False
+        if self._taken_us is not None and now_us - self._taken_us >= SETTLE_US:
+            self._given = {}
         for source in self._sources:
             self._ask(source, partial(source.refresh, facts, names), None)
         versions = tuple(self._ask(source, source.version, _BROKEN) for source in self._sources)
@@ -129,7 +136,15 @@ class Who:
 
     def assigned(self) -> tuple[Claim, ...]:
         """What devices were given to, whether or not a process is there."""
-        return tuple(claim for source in self._sources for claim in self._ask(source, source.assigned, _NO_CLAIMS))
+        return tuple(claim for source in self._sources for claim in self._assigned(source))
+
+    def _assigned(self, source: Attribution) -> tuple[Claim, ...]:
+        if source.name in self._given:
+            health = self._ask(source, source.health, None)
+            if health is not None and health.at_us is None:
+                return self._given[source.name]  # it is in use, and has not answered once
+            del self._given[source.name]
+        return self._ask(source, source.assigned, _NO_CLAIMS)
 
     def health(self) -> tuple[SourceHealth, ...]:
         """Every source in use, and one that broke."""

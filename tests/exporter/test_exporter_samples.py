@@ -203,6 +203,20 @@ def test_time_that_no_sample_covers_is_said_and_not_billed() -> None:
     assert [card.completeness_ppm for card in cards] == [first.completeness_ppm, second_.completeness_ppm]
 
 
+def test_a_slice_that_lives_by_samples_says_what_they_do_not_cover() -> None:
+    pool = Pool()
+    pool.allocate("a", Mode.TIMESLICE, 500_000, meter=False)
+    pool.allocate("b", Mode.TIMESLICE, 500_000)
+    pool.owners |= {11: "a", 12: "a"}
+    for second in range(1, 61):
+        pool.processes(*(ProcessReading(pid=pid, start_ticks=pid, busy_us_total=second * 1000) for pid in (11, 12)))
+        pool.change(busy_us_total=second * 2000, unmeasured_us_total=SECOND // 2 if second >= 20 else 0)
+        pool.step()
+    found = {record.allocation_id: record for record in pool.records if isinstance(record, SliceRecord)}
+    assert (found["a"].used_us, found["a"].completeness_ppm) == (120_000, 1_000_000 - 500_000 // 60 - 1)
+    assert found["b"].completeness_ppm == 1_000_000  # by the hook
+
+
 def test_busy_time_that_runs_far_ahead_of_the_clock_is_given_up() -> None:
     pool = Pool()
     pool.allocate("w", Mode.WHOLE, 1_000_000, meter=False)

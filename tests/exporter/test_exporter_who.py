@@ -196,6 +196,32 @@ def test_what_a_program_used_that_ends_during_a_reload_is_not_lost(tmp_path: Pat
     node.close()
 
 
+def test_what_devices_were_given_to_stands_until_the_new_source_has_answered(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc").root
+    sources = [Says("kubernetes") for _ in range(3)]
+    sources[0].given = (Claim(source="kubernetes", tenant="ml", namespace="ml", pod="train-0", container="main", device_uuids=(CARD,)),)
+    who = Who(sources[:1], proc)
+    node = Node(tmp_path, CARD, who=lambda: who)
+
+    def shown() -> int:
+        node.tick()
+        return len(snapshot_of(node).holders)
+
+    assert shown() == 1
+    for source in sources[1:]:
+        source.down = "has not answered yet"
+        who.take(Who([source], proc))
+        assert [shown() for _ in range(3)] == [1] * 3
+    sources[2].down = None  # not in use
+    assert shown() == 0
+    sources[2].given, sources[1].given = sources[0].given, ()
+    assert shown() == 1
+    sources[1].down = "never answers"
+    who.take(Who([sources[1]], proc))
+    assert [shown() for _ in range(SETTLE_US // SECOND + 2)] == [1] * (SETTLE_US // SECOND) + [0] * 2
+    node.close()
+
+
 def test_what_a_program_used_that_ends_before_it_is_known_whose_it_is(pods: tuple[Node, Says]) -> None:
     node, source = pods
     source.wait = True
