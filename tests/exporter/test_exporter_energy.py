@@ -130,7 +130,7 @@ def test_a_card_in_mig_has_one_counter_and_instances_a_divided_part() -> None:
     assert {part.energy_divided for part in pool.snapshot().slices} == {True}
 
 
-@given(st.integers(1, 59), st.integers(16, 3600), st.booleans())
+@given(st.integers(1, 59), st.integers(16, 600), st.booleans())
 def test_what_an_outage_drew_is_not_whoevers_has_the_card_now(before: int, outage: int, restart: bool) -> None:
     pool = Pool()
     pool.allocate("first", Mode.WHOLE, 1_000_000)

@@ -250,7 +250,7 @@ def test_what_a_program_used_that_ends_before_it_is_known_whose_it_is(pods: tupl
         st.tuples(
             st.sampled_from(["tick", "reload", "restart"]), st.booleans(), st.lists(st.integers(70, 73), unique=True), st.integers(0, 3)
         ),
-        max_size=30,
+        max_size=15,
     )
 )
 def test_nothing_that_programs_use_vanishes(
