@@ -99,7 +99,7 @@ def test_device_time_of_processes_is_asked_less_where_hooks_tell_it(say: Say, tm
         rows = [types.SimpleNamespace(pid=pid, usedGpuMemory=1, gpuInstanceId=None, computeInstanceId=None) for pid in listed]
         say(nvmlDeviceGetComputeRunningProcesses_v3=rows if lists else error(real.NVML_ERROR_TIMEOUT))
         clock[0] += 1_000_000
-        (device,) = vendor.read(frozenset({70})).devices
+        (device,) = vendor.read(frozenset({(70, 100)})).devices
         return {process.pid: process.busy_us_total for process in device.processes}
 
     turn(70)
