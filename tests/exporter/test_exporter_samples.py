@@ -88,11 +88,11 @@ class Reader:
         self.driver, self.use = driver, Use(Nvml(binding), proc)
         self.read()
 
-    def read(self) -> None:
+    def read(self, utilization_ppm: int | None = None) -> None:
         clock = types.SimpleNamespace(time_ns=lambda: self.driver.wall_us * 1000, monotonic_ns=lambda: self.driver.monotonic_us * 1000)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("poolmeter.vendors.nvidia_use.time", clock)
-            self.use.device(0, None, [])
+            self.use.device(0, utilization_ppm, [])
             self.use.integrate(0, {PID: Listed()}, None, [])
 
     @property
@@ -166,6 +166,22 @@ def test_while_nothing_is_told_the_busy_time_is_not_known(tmp_path: Path) -> Non
     reader.read()
     # The sample is of its own second; of the minute before nothing is known.
     assert reader.use.known and reader.busy_us == counted + SECOND // 2 and reader.use.unmeasured_us == 60 * SECOND
+
+
+def test_a_card_that_samples_only_while_it_works_is_idle_meanwhile(tmp_path: Path) -> None:
+    driver = Driver(SECOND)
+    reader = Reader(driver, tmp_path)
+    driver.sampling = False
+    for _ in range(60):
+        driver.work(SECOND, 0)
+        reader.read(0)
+        assert reader.use.known and reader.busy_us == 0
+    driver.sampling = True
+    for second in range(1, 4):
+        driver.work(SECOND, 100)
+        reader.read(1_000_000)
+        assert reader.busy_us <= second * SECOND and reader.use.unmeasured_us == 0
+    assert reader.busy_us >= 2 * SECOND
 
 
 def test_an_ended_hour_does_not_age_a_context_whose_clock_was_set(tmp_path: Path) -> None:

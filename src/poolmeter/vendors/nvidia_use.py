@@ -88,7 +88,7 @@ class Use:
         except nvml.NVMLError as fault:
             if self.nvml.code(fault) == nvml.NVML_ERROR_NOT_FOUND:
                 self.busy_us, self.rates_us = self.busy_us or 0, None
-                self._silent(at_us)  # nothing new in the buffer; the next sample covers the time
+                self._silent(utilization_ppm, wall_us, at_us)  # nothing new in the buffer; the next sample covers the time
                 return
             errors.append(f"nvmlDeviceGetSamples: {fault}")
             self._rate(utilization_ppm, wall_us, at_us)
@@ -100,7 +100,7 @@ class Use:
         if not fresh or any(value != _UNTOLD for _, value in fresh):
             self.busy_us = self.busy_us or 0
         if not fresh and (self.sample_us is not None or not told):
-            self._silent(at_us)
+            self._silent(utilization_ppm, wall_us, at_us)
             return
         passed_us, self.told_us, self.known = at_us - self.told_us, at_us, True
         if self.sample_us is None:
@@ -125,7 +125,7 @@ class Use:
         """Count by a rate, where samples cannot be read."""
         if utilization_ppm is None:
             self.rates_us = None  # the time until it is told again is nobody's
-            self._silent(at_us)
+            self._silent(None, wall_us, at_us)
             return
         gap_us = at_us - self.rates_us if self.rates_us is not None else 0
         if gap_us > 0:
@@ -137,9 +137,12 @@ class Use:
         self.known = True
         self.rates_us = self.told_us = at_us
 
-    def _silent(self, at_us: int) -> None:
-        """Nothing was told: a sample that comes soon covers the time, one that comes late does not."""
+    def _silent(self, utilization_ppm: int | None, wall_us: int, at_us: int) -> None:
+        """No sample came: one that comes soon covers the time, one that comes late does not. A card may sample only while it works: the rate
+        says so where it is 0."""
         self.known = self.told_us is None or at_us - self.told_us <= PERIODS * LONGEST_US
+        if not self.known and utilization_ppm == 0:
+            self.known, self.told_us, self.rated_us = True, at_us, wall_us
 
     def _set_back(self, back_us: int) -> None:
         """The clock was set back: what was counted goes back with it, and what lies ahead of it is counted already."""
