@@ -147,6 +147,7 @@ class Agent:
         if moment.at_us > moment.watched_us:
             self._integrator.close(outcome)
             jump = moment.at_us - moment.watched_us
+            self._integrator.jump(jump)
             self._event("gap", f"the clock was set forward by {jump // MICROSECONDS} s; no time passed", moment.at_us)
             for _ in ledger.timeline.advance(moment.watched_us, moment.at_us):
                 pass
@@ -277,7 +278,7 @@ class Agent:
                 host = self._attribution.host_of(reading.id, slot) if slot.locked is not False else None
                 if host is not None:
                     hooked.append(host)
-        self._sampler.hooked = frozenset(key.pid for key in hooked)
+        self._sampler.hooked = frozenset(hooked)
         self._who.refresh(devices, hooked, self._clock.monotonic_us())
         sources = {health.source: health for health in self._who.health()}
         for name in (self._who.names | {"attribution"}) - sources.keys() - {"allocations"}:
@@ -426,7 +427,8 @@ class Agent:
         if self._clock.monotonic_us() - self._functions_at <= self.settings.stale_us:
             snapshot = replace(snapshot, functions=self._functions)
         before = self._page.snapshot if self._page is not None else None
-        self._page = Page(snapshot, self.spool.held(), __version__, before, self.outputs())
+        unattributed = {uuid: device.unattributed_us_total for uuid, device in self.ledger.devices.items()}
+        self._page = Page(snapshot, self.spool.held(), __version__, before, self.outputs(), unattributed)
         self._page_at = self._clock.monotonic_us()
         self._ready.set()
         return snapshot

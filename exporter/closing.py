@@ -80,10 +80,9 @@ def _used(part: SliceLedger, device: DeviceLedger, allocation: Allocation, share
 
 def _energy(device: DeviceLedger, capacity: Capacity, used: list[int], parts: list[SliceLedger]) -> list[int | None]:
     """Each slice's part of the board's energy: the busy part of the time by use, the rest by allocation; what is nobody's stays out."""
-    total = device.m_energy_uj
-    if total is None or device.parts.span_us == 0:
+    if device.m_energy_uj is None or device.parts.span_us == 0:
         return [None] * len(parts)
-    span = device.parts.span_us
+    total, span = device.m_energy_uj - device.m_energy_before_uj, device.parts.span_us
     busy = min(span, max(sum(used), device.m_busy_us or 0))
     active, idle = split_exactly(total, [busy, span - busy])
     others = max(0, (device.m_busy_us or 0) - sum(used))

@@ -170,6 +170,11 @@ def serve(args: argparse.Namespace) -> int:
             reload_ok=live.ok,
             pushes_ok=pusher.ok if pusher else None,
             pushes_failed=pusher.failed if pusher else None,
+            push_ok=push.ok if push else None,
+            push_refused=push.refused if push else None,
+            push_failed=push.failed if push else None,
+            push_last_us=push.last_us if push else None,
+            push_waiting=push.waiting if push else None,
         )
         announce(server.url, args.ready_file)
         loop(agent, clock, bell, control, live.reload)

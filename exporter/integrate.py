@@ -13,7 +13,7 @@ from poolmeter.exporter.ledger import DeviceLedger, Ledger
 from poolmeter.exporter.observation import Observation, Outcome
 from poolmeter.exporter.room import Rank, Room
 from poolmeter.exporter.spread import Gains, minutes_between, spread, spread_time
-from poolmeter.exporter.strangers import Strangers
+from poolmeter.exporter.strangers import WAIT_US, Strangers
 from poolmeter.model.allocation import AllocationState
 from poolmeter.model.units import MINUTE_US
 from poolmeter.pages.meter import MeterReading
@@ -22,6 +22,7 @@ from poolmeter.vendors.reading import DeviceReading, ProcessReading
 
 __all__ = ["Integrator", "Observation", "Outcome"]
 _ENERGY_UJ_PER_US = 10_000  # 10 kW: no board draws more
+_LATE_US = 15_000_000  # the counter is read every five seconds, and a slow card's reading comes late: that much back it counts as drawn now
 
 
 class Integrator:
@@ -64,8 +65,8 @@ class Integrator:
         metered = self._hooked.count(seen, gains, rooms, outcome)
         for room in rooms.values():
             room.settle(Rank.HOOK)
-        self._devices(seen, gains, live)
-        self._strangers.count(seen, gains, rooms, metered, live=live)
+        holes = self._devices(seen, gains, live)
+        self._strangers.count(seen, gains, rooms, metered, holes, live=live)
         for room in rooms.values():
             room.settle(Rank.ACCOUNTING)
             room.settle(Rank.SAMPLED)
@@ -97,7 +98,11 @@ class Integrator:
             part.new_minute()
         for process in ledger.processes.values():
             process.new_minute()
-        ledger.processes = {key: process for key, process in ledger.processes.items() if process.present}
+        ledger.processes = {
+            key: process
+            for key, process in ledger.processes.items()
+            if process.present or (process.waiting_us and process.device_uuid in ledger.devices)
+        }
         for uuid in self._gone:
             ledger.devices.pop(uuid, None)
         self._gone.clear()
@@ -160,36 +165,62 @@ class Integrator:
 
     # ---- the card's own numbers --------------------------------------------------------------------------------------------------
 
-    def _devices(self, seen: Observation, gains: Gains, live: bool) -> None:
+    def _devices(self, seen: Observation, gains: Gains, live: bool) -> dict[str, list[int]]:
+        """Count what the cards say; returns the time, piece by piece, of which a card does not know how much of it was busy."""
+        holes: dict[str, list[int]] = {}
         for uuid, reading in (seen.devices or {}).items():
             device = self.ledger.devices[uuid]
             if reading.busy_us_total is not None:
                 if device.busy_origin != seen.origin:
-                    device.busy_origin, device.busy_raw = seen.origin, 0
+                    device.busy_origin, device.busy_raw, device.unmeasured_raw = seen.origin, 0, 0
                 spare = device.parts.span_us - (device.m_busy_us or 0)
-                parts = spread_time(max(0, reading.busy_us_total - device.busy_raw), gains.lengths, spare)
-                device.busy_raw += sum(parts)
+                wanted = max(0, reading.busy_us_total - device.busy_raw)
+                parts = spread_time(wanted, gains.lengths, spare)
+                # Samples run a little ahead of the clock; what is far ahead of it was never used.
+                device.busy_raw += sum(parts) + max(0, wanted - sum(parts) - WAIT_US)
+                # A hole from before this tick is that of ticks that said so themselves.
+                hole = min(sum(gains.lengths), reading.unmeasured_us_total - device.unmeasured_raw)
+                device.unmeasured_raw = reading.unmeasured_us_total
+                if live and hole > 0:
+                    holes[uuid] = spread(hole, gains.lengths)
+                    gains.of(device, "m_measured_us", [-part for part in holes[uuid]])
                 if live or any(parts):
                     gains.of(device, "m_busy_us", parts)
                     gains.of(device, "busy_us_total", parts)
             self._energy(device, reading, gains)
+        return holes
 
     def _energy(self, device: DeviceLedger, reading: DeviceReading, gains: Gains) -> None:
-        """What the board's counter gained since it last moved, also when that was some ticks ago."""
+        """What the board's counter gained since it last moved, also when that was some ticks ago.
+
+        After an outage it is spread over all of it: what was drawn before the open minute is nobody's, whoever has the card now.
+        """
         now = reading.energy_uj_total
         if now is None:
             return
-        until = self.ledger.cursor_us + sum(gains.lengths)
+        cursor = self.ledger.cursor_us
+        until = cursor + sum(gains.lengths)
         if device.energy_raw is not None:
             # A counter that fell began anew with the driver.
             gained = now - device.energy_raw if now >= device.energy_raw else now
-            since = device.energy_at_us if device.energy_at_us is not None else self.ledger.cursor_us
+            since = min(cursor, device.energy_at_us) if device.energy_at_us is not None else cursor
             if gained <= _ENERGY_UJ_PER_US * (until - since):
-                parts = spread(gained, gains.lengths)
-                gains.of(device, "m_energy_uj", parts)
-                gains.of(device, "energy_uj_total", parts)
+                begun = cursor if device.m_start_us is None else device.m_start_us
+                before_us = max(0, begun - since) if until - since > _LATE_US else 0
+                before, first, *rest = spread(
+                    gained, [before_us, gains.lengths[0] + cursor - max(since, min(begun, cursor)), *gains.lengths[1:]]
+                )
+                gains.of(device, "m_energy_before_uj", [before])
+                gains.of(device, "m_energy_uj", [before + first, *rest])
+                gains.of(device, "energy_uj_total", [before + first, *rest])
         if now != device.energy_raw:
             device.energy_raw, device.energy_at_us = now, until
+
+    def jump(self, us: int) -> None:
+        """The clock was set forward by so much, in which no time passed."""
+        for device in self.ledger.devices.values():
+            if device.energy_at_us is not None:
+                device.energy_at_us += us
 
     # ---- gauges ------------------------------------------------------------------------------------------------------------------
 

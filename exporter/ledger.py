@@ -29,12 +29,14 @@ class DeviceLedger:
     up: bool = True
     busy_origin: str | None = None
     busy_raw: int = 0
+    unmeasured_raw: int = 0  # of the same origin
     energy_raw: int | None = None
     energy_at_us: int | None = None  # the cursor when it was read
     busy_us_total: int | None = None
     energy_uj_total: int | None = None
     hooked_us_total: int = 0
     unaccounted_us_total: int | None = None
+    unattributed_us_total: int = 0  # of it, of programs for which nobody could name a holder
     overhead_us_total: int | None = None
     # busy - hooked - unaccounted over the time in which all three were measured; its running maximum is the switch overhead.
     overhead_difference_us: int = 0
@@ -50,6 +52,7 @@ class DeviceLedger:
     m_memory_peak: int | None = None
     m_memory_allocated_bus: int = 0
     m_energy_uj: int | None = None
+    m_energy_before_uj: int = 0  # of it, drawn before the minute began: no slice of it is known to have drawn it
     parts: Parts = field(default_factory=Parts)
 
     @property
@@ -60,7 +63,7 @@ class DeviceLedger:
     def new_minute(self) -> None:
         """Forget the open minute."""
         self.m_start_us = None
-        self.m_measured_us = self.m_hooked_us = self.m_shared_us = self.m_memory_allocated_bus = 0
+        self.m_measured_us = self.m_hooked_us = self.m_shared_us = self.m_memory_allocated_bus = self.m_energy_before_uj = 0
         self.m_hooked_known = True
         self.m_busy_us = self.m_unaccounted_us = self.m_unaccounted_memory_bus = None
         self.m_memory_used_bus = self.m_memory_peak = self.m_energy_uj = None

@@ -25,10 +25,13 @@ from poolmeter import __version__
 from poolmeter.errors import BadInput, PoolmeterError
 from poolmeter.exporter.answer import Source, usage_answer
 from poolmeter.tokens import read_token
+from poolmeter.web.trust import Trust
 
 _LOG = logging.getLogger("poolmeter.exporter")
 _PATH = "/v1/push"
 PAGE = 20_000  # records in a request; half as many when the collector finds it too large
+GROW_AFTER = 16  # pages that are taken before twice as many are tried again; twice as long after each time that it was too early
+LONGEST_GROW = 4096
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 LAST_S = 5.0  # for what waits at the end; the rest goes out after the next start
@@ -46,6 +49,10 @@ class PushPlan:
     interval_s: float
     timeout_s: float = 30.0
 
+    def trusted(self) -> ssl.SSLContext:
+        """How the collector's certificate is checked. Raises BadInput."""
+        return Trust(self.ca_file).context("push_ca_file")
+
 
 def push_plan(url: str | None, token_file: Path | None, ca_file: Path | None, interval_s: float) -> PushPlan | None:
     """The checked plan, None when nothing is pushed. Raises BadInput: an address that is none, no token, unusable certificates."""
@@ -55,7 +62,7 @@ def push_plan(url: str | None, token_file: Path | None, ca_file: Path | None, in
         raise BadInput("--push is given without a token, expected --push-token-file, or push_token_file in [exporter]")
     read_token(token_file)
     plan = PushPlan(endpoint_of(url), token_file, ca_file, interval_s)
-    tls_context(ca_file)
+    plan.trusted()
     return plan
 
 
@@ -71,14 +78,6 @@ def endpoint_of(text: str) -> str:
     return parts._replace(path=parts.path.rstrip("/").removesuffix(_PATH) + _PATH).geturl()
 
 
-def tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """A context that verifies by the authorities of a file, else of the system. Raises BadInput."""
-    try:
-        return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-    except OSError as error:
-        raise BadInput(f"push_ca_file {ca_file} cannot be used: {error.strerror or error}, expected a PEM file") from None
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What became of one request: `trouble` None when it was acknowledged, `more` when records wait behind it."""
@@ -86,6 +85,7 @@ class Outcome:
     trouble: str | None = None
     more: bool = False
     after_s: float | None = None  # what the collector asked to wait
+    refused: bool = False  # the collector answered, and took nothing
     too_large: bool = False
 
 
@@ -97,16 +97,20 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Push:
-    """Pushes until it is stopped. `ok` and `failed` count requests; `trouble` is what is wrong now, None when nothing is."""
+    """Pushes until it is stopped. `ok`, `refused` (by an answer) and `failed` count requests, `last_us` is when the last one was taken;
+    `trouble` is what is wrong now, None when nothing is."""
 
     def __init__(self, plan: PushPlan, node: str, source: Source, first_pause_s: float = FIRST_PAUSE_S, page: int = PAGE) -> None:
         self.ok = 0
+        self.refused = 0
         self.failed = 0
+        self.last_us: int | None = None
         self.trouble: str | None = None
         self._plan, self._node, self._source, self._first_pause_s = plan, node, source, first_pause_s
-        self._page = page
+        self._page = self._most = page
+        self._taken, self._grow_after, self._trying = 0, GROW_AFTER, False
         self._acknowledged = 0
-        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=tls_context(plan.ca_file)), _NoRedirects)
+        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=plan.trusted()), _NoRedirects)
         self._ending, self._ended = threading.Event(), threading.Event()
         self._until = 0.0
         self._thread = threading.Thread(target=self._run, name="push", daemon=True)
@@ -137,7 +141,8 @@ class Push:
                 if ending and not outcome.more:
                     break
             elif outcome.too_large and self._page > 1:
-                self._page, pause = self._page // 2, 0.0
+                pause = 0.0
+                self._shrink()
             else:
                 grown = min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** min(failures - 1, 16))
                 # Not sooner than the collector asked, and not all nodes at once.
@@ -160,9 +165,29 @@ class Push:
             outcome = Outcome(f"internal error: {type(error).__name__}: {error}")
         if outcome.trouble is None:
             self.ok += 1
+            self.last_us = time.time_ns() // 1000
+            self._grow()
+        elif outcome.refused:
+            self.refused += 1
         else:
             self.failed += 1
         return outcome
+
+    @property
+    def waiting(self) -> int:
+        """Records that this collector has not acknowledged; after a start all that wait for anybody, until it has answered."""
+        return self._source.spool.after(self._acknowledged)
+
+    def _shrink(self) -> None:
+        if self._trying:
+            self._grow_after = min(LONGEST_GROW, 2 * self._grow_after)  # it was too early to try more
+        self._page, self._taken, self._trying = max(1, self._page // 2), 0, False
+
+    def _grow(self) -> None:
+        """What a collector found too large once, it may take later: another limit, another proxy, smaller records."""
+        self._taken, self._trying = self._taken + 1, False
+        if self._page < self._most and self._taken >= self._grow_after:
+            self._page, self._taken, self._trying = min(self._most, 2 * self._page), 0, True
 
     def _once(self) -> Outcome:
         spool = self._source.spool
@@ -182,7 +207,7 @@ class Push:
             with error:
                 said = error.read(_ANSWER_LIMIT)
                 after_s = _seconds(error.headers.get("Retry-After"))
-            return Outcome(f"status {error.code}: {_sentence(said)}", after_s=after_s, too_large=error.code == 413)
+            return Outcome(f"status {error.code}: {_sentence(said)}", after_s=after_s, refused=True, too_large=error.code == 413)
         except (OSError, http.client.HTTPException) as error:
             return Outcome(str(getattr(error, "reason", None) or error) or type(error).__name__)
         consumer, epoch, sequence = answer

@@ -2,7 +2,7 @@
 the vendor, and after how many seconds without an answer it is killed).
 
 A library call that hangs cannot be cancelled, so it happens here, where the agent can kill it. Frames on stdin and stdout: four bytes
-of length (big-endian), then JSON. A request is `{"hooked": [pid, ...]}`, whose device time need not be asked; the answer is a VendorReading as plain JSON. The end of stdin ends the child.
+of length (big-endian), then JSON. A request is `{"hooked": [[pid, start ticks], ...]}`, whose device time need not be asked; the answer is a VendorReading as plain JSON. The end of stdin ends the child.
 """
 
 import json
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     os.dup2(2, 1)
     vendor = VENDORS[argv[1]](float(argv[2]) if len(argv) > 2 else None)
     while (request := read_frame(sys.stdin.buffer)) is not None:
-        hooked = frozenset(json.loads(request).get("hooked", ()))
+        hooked = frozenset((int(pid), int(start)) for pid, start in json.loads(request).get("hooked", ()))
         body = json.dumps(to_plain(vendor.read(hooked)), separators=(",", ":")).encode()
         try:
             answers.write(LENGTH.pack(len(body)) + body)

@@ -20,9 +20,9 @@ RESTART_AFTER_S = 2.0  # a child that dies at once is not started in a tight loo
 
 
 class Source(Protocol):
-    """Where the agent gets readings of devices from. `hooked`: pids whose device time their own hook tells, so that it need not be asked."""
+    """Where the agent gets readings of devices from. `hooked`: processes (pid, start ticks) whose device time their own hook tells, so that it need not be asked."""
 
-    hooked: frozenset[int]
+    hooked: frozenset[tuple[int, int]]
 
     @property
     def name(self) -> str: ...
@@ -62,7 +62,7 @@ class SamplerProcess:
     ) -> None:
         """`bell` is a descriptor that ends a wait for an answer when it can be read: somebody has something more urgent to do."""
         self.name = vendor
-        self.hooked: frozenset[int] = frozenset()
+        self.hooked: frozenset[tuple[int, int]] = frozenset()
         self.restarts = 0
         self.timeout_s = timeout_s
         self._environment = environment

@@ -197,6 +197,12 @@ class Spool:
         with self._mutex:
             return int(self._db.execute("SELECT count(*) FROM records").fetchone()[0])
 
+    def after(self, sequence: int) -> int:
+        """How many records come after a sequence."""
+        with self._mutex:
+            first = self._db.execute("SELECT min(sequence) FROM records").fetchone()[0]
+        return max(0, self._last - max(sequence, first - 1)) if first is not None else 0
+
     def close(self) -> None:
         """Close the file; further calls fail."""
         with self._mutex:

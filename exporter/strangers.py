@@ -33,6 +33,7 @@ class _Tick:
     rooms: Mapping[str, Room]
     metered: set[str]
     fresh: bool
+    holes: Mapping[str, list[int]]
     standing: dict[str, list[Allocation]] = field(default_factory=dict)
 
 
@@ -60,12 +61,13 @@ class Strangers:
         gains: Gains,
         rooms: Mapping[str, Room],
         metered: set[str],
+        holes: Mapping[str, list[int]],
         *,
         live: bool,
     ) -> None:
-        """Claim what every program gained."""
+        """Claim what every program gained. `holes`: time of which a card does not know how much of it was busy, piece by piece."""
         self.unhooked, self.shared, self.whole, self.measured = {}, {}, set(), set()
-        tick = _Tick(seen, gains, rooms, metered, self._fresh, self._standing())
+        tick = _Tick(seen, gains, rooms, metered, self._fresh, holes, self._standing())
         self._fresh = self._fresh and seen.devices is None
         for process in self.ledger.processes.values():
             if not process.hooked and seen.devices is not None:
@@ -98,6 +100,7 @@ class Strangers:
                 stranger = self._process(device, found, tick)
                 if stranger is not None:
                     self._claim(device, stranger, found, tick)
+        self._settle_ended()
         cursor = self.ledger.cursor_us
         self.ledger.holders = {key: held for key, held in self.ledger.holders.items() if cursor - held.seen_us <= HOLDER_US}
 
@@ -123,6 +126,8 @@ class Strangers:
         part = self.ledger.slices.setdefault(key, SliceLedger(device.uuid, allocation.id))
         self.measured.add(key)
         part.whole_us_total = part.whole_us_total or 0
+        if device.uuid in tick.holes:
+            tick.gains.of(part, "m_unmeasured_us", tick.holes[device.uuid])
         if reading.utilization_ppm:
             part.utilised_us = self.ledger.cursor_us + sum(tick.gains.lengths)
 
@@ -136,19 +141,39 @@ class Strangers:
             return None
         return self.ledger.slices.setdefault(f"{device.uuid}|{allocation.id}", SliceLedger(device.uuid, allocation.id))
 
-    def _holder(self, process: ProcessLedger) -> HolderLedger | None:
-        """Whose a process without the hook is: tenant and allocation go with it, its device time to the holder once that is settled."""
+    def _holder(self, process: ProcessLedger) -> tuple[object, str]:
+        """Whose a process without the hook is: tenant and allocation go with it, its device time to the holder once that is settled.
+
+        Returns where that time is counted: with the holder; with the device, where there is none; with the process until that is known.
+        """
         who = self._who.of(ProcessKey(process.pid, process.start_ticks))
         if who is None:
-            return None
+            return process, "waiting_us"
         process.tenant, process.allocation_id = who.tenant, who.merged.allocation_id
-        if who.holder is None or not who.settled:
-            return None
-        holder = self.ledger.holders.setdefault(f"{process.device_uuid}|{who.holder}", HolderLedger())
+        if not who.settled:
+            return process, "waiting_us"
+        return self._settle(process, who.holder)
+
+    def _settle(self, process: ProcessLedger, name: str | None) -> tuple[object, str]:
+        """Give what waited to the holder of that name, to nobody without one."""
+        waited, process.waiting_us = process.waiting_us, 0
+        if name is None:
+            device = self.ledger.devices[process.device_uuid]
+            device.unattributed_us_total += waited
+            return device, "unattributed_us_total"
+        holder = self.ledger.holders.setdefault(f"{process.device_uuid}|{name}", HolderLedger())
         holder.seen_us = self.ledger.cursor_us
-        holder.unaccounted_us_total += process.waiting_us
-        process.waiting_us = 0
-        return holder
+        holder.unaccounted_us_total += waited
+        return holder, "unaccounted_us_total"
+
+    def _settle_ended(self) -> None:
+        """What a process used that has left the card before it was known whose it is: its holder's as soon as that is known, else nobody's."""
+        for process in self.ledger.processes.values():
+            if process.present or not process.waiting_us or process.device_uuid not in self.ledger.devices:
+                continue
+            who = self._who.of(ProcessKey(process.pid, process.start_ticks))
+            if who is None or who.settled:
+                self._settle(process, who.holder if who is not None else None)
 
     # ---- how much ----------------------------------------------------------------------------------------------------------------
 
@@ -172,7 +197,7 @@ class Strangers:
         return process
 
     def _claim(self, device: DeviceLedger, process: ProcessLedger, found: ProcessReading, tick: _Tick) -> None:
-        holder = self._holder(process)
+        waits, counter = self._holder(process)
         part = self._slice_of(device, process, tick)
         if found.listed:
             where = self.unhooked[device.uuid] if part is None else self.shared.setdefault(f"{device.uuid}|{part.allocation_id}", [])
@@ -184,6 +209,12 @@ class Strangers:
         process.basis = join(process.basis, basis, process.counted_us, wanted)
         process.m_basis = join(process.m_basis, basis, process.m_used_us, wanted)
         if part is not None:
+            if (
+                basis is not UsedBasis.ACCOUNTING
+                and device.uuid in tick.holes
+                and f"{device.uuid}|{part.allocation_id}" not in self.measured
+            ):
+                tick.gains.of(part, "m_unmeasured_us", tick.holes[device.uuid])
             self._mark(part, basis, wanted)
 
         def take(parts: list[int]) -> None:
@@ -198,7 +229,7 @@ class Strangers:
             tick.gains.of(process, "m_used_us", parts)
             self._give(device, part, parts, tick.gains)
             if part is None:
-                tick.gains.of(holder, "unaccounted_us_total", parts) if holder else tick.gains.of(process, "waiting_us", parts)
+                tick.gains.of(waits, counter, parts)
             elif any(parts):
                 part.utilised_us = self.ledger.cursor_us + sum(tick.gains.lengths)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import ssl
 from pathlib import Path
 
 import aiohttp
@@ -10,16 +9,8 @@ import aiohttp
 from poolmeter.collector.discovery.source import Answer
 from poolmeter.collector.discovery.targets import BODY_LIMIT, parse_groups, parse_json
 from poolmeter.collector.fetch import bounded
-from poolmeter.errors import BadInput
 from poolmeter.tokens import read_token
-
-
-def tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """A context that verifies by the authorities of a file, else of the system. Raises BadInput."""
-    try:
-        return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-    except OSError as error:
-        raise BadInput(f"certificates {ca_file} cannot be used: {error.strerror or error}, expected a PEM file") from None
+from poolmeter.web.trust import Trust
 
 
 class Requests:
@@ -27,7 +18,7 @@ class Requests:
 
     def __init__(self, token_file: Path | None, ca_file: Path | None) -> None:
         self._token_file = token_file
-        self._ssl = tls_context(ca_file)
+        self._ssl = Trust(ca_file).context("ca_file")
 
     async def get(
         self, session: aiohttp.ClientSession, url: str, params: dict[str, str], timeout: aiohttp.ClientTimeout

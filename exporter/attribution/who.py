@@ -73,26 +73,40 @@ class Who:
         self._broken: dict[str, str] = {}
         self._taken_us: int | None = None
         self._anew = False
+        # What the sources of before said, until those of now have: whose processes are, and by source what devices were given to.
+        self._kept: dict[ProcessKey, Belonging] = {}
+        self._given: dict[str, tuple[Claim, ...]] = {}
 
     def take(self, other: "Who") -> None:
-        """Go on with the sources of `other`, between two ticks. What they still have to find out is waited for as for a new process."""
+        """Go on with the sources of `other`, between two ticks. What they still have to find out is waited for as for a new process, and
+        meanwhile what the sources of before said stands."""
+        self._given = {
+            source.name: self._ask(source, source.assigned, _NO_CLAIMS) or self._given.get(source.name, ()) for source in self._sources
+        }
         for source in self._sources:
             source.close()
         self._sources, self.names = other._sources, self.names | other.names
         self._joined, self._anew = {}, True
+        self._kept = {key: belonging for key, belonging in self._known.items() if belonging.settled}
 
     def refresh(self, devices: Mapping[str, DeviceReading] | None, hooked: Iterable[ProcessKey], now_us: int) -> None:
-        """Take the processes of this tick: those that cards list and those behind live slots."""
+        """Take the processes of this tick: those that cards list and those behind live slots. One that has ended before anybody could say
+        whose it was is asked for as long as a live one would be."""
         on: dict[ProcessKey, set[str]] = {key: set() for key in hooked}
         for uuid, device in (devices or {}).items():
             for process in device.processes:
                 if process.start_ticks is not None:
                     on.setdefault(ProcessKey(process.pid, process.start_ticks), set()).add(uuid)
+        for key, belonging in self._known.items():
+            if not belonging.settled and key not in on and (left := self._processes.of(key)) is not None:
+                on[key] = set(left.devices)
         facts = self._processes.refresh(((key, frozenset(uuids)) for key, uuids in on.items()), now_us)
         names = names_of((devices or {}).values())
         self._broken = {}
         if self._anew:
             self._taken_us, self._anew = now_us, False
+        if self._taken_us is not None and now_us - self._taken_us >= SETTLE_US:
+            self._given = {}
         for source in self._sources:
             self._ask(source, partial(source.refresh, facts, names), None)
         versions = tuple(self._ask(source, source.version, _BROKEN) for source in self._sources)
@@ -103,10 +117,14 @@ class Who:
             # Most ticks change nothing, and there may be hundreds of processes.
             if before is not None and before[0] is fact and before[1:] == (versions, fresh) and self._known[key].settled:
                 known[key], joined[key] = self._known[key], before
+                continue
+            said = self._join(fact, versions, fresh, now_us)
+            if said.settled or key not in self._kept:
+                known[key], joined[key] = said, (fact, versions, fresh)
             else:
-                known[key] = self._join(fact, versions, fresh, now_us)
-                joined[key] = (fact, versions, fresh)
+                known[key] = self._kept[key]
         self._known, self._joined = known, joined
+        self._kept = {key: kept for key, kept in self._kept.items() if known.get(key) is kept}
 
     def of(self, key: ProcessKey) -> Belonging | None:
         """Whose a process of this tick is."""
@@ -118,7 +136,15 @@ class Who:
 
     def assigned(self) -> tuple[Claim, ...]:
         """What devices were given to, whether or not a process is there."""
-        return tuple(claim for source in self._sources for claim in self._ask(source, source.assigned, _NO_CLAIMS))
+        return tuple(claim for source in self._sources for claim in self._assigned(source))
+
+    def _assigned(self, source: Attribution) -> tuple[Claim, ...]:
+        if source.name in self._given:
+            health = self._ask(source, source.health, None)
+            if health is not None and health.at_us is None:
+                return self._given[source.name]  # it is in use, and has not answered once
+            del self._given[source.name]
+        return self._ask(source, source.assigned, _NO_CLAIMS)
 
     def health(self) -> tuple[SourceHealth, ...]:
         """Every source in use, and one that broke."""

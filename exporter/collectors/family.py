@@ -1,6 +1,6 @@
 """A metric family: what it is called, and the samples it draws from a page."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Generic, Literal, TypeVar
@@ -12,24 +12,34 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What the exporter knows of itself: starts of the sampler, whether the cards are released, the last reload, what became of OTLP pushes."""
+    """What the exporter knows of itself: starts of the sampler, whether the cards are released, the last reload, what became of pushes of
+    OTLP (`pushes_*`) and of records (`push_*`)."""
 
     sampler_restarts: int | None = None
     released: bool | None = None
     reload_ok: bool | None = None
     pushes_ok: int | None = None
     pushes_failed: int | None = None
+    push_ok: int | None = None
+    push_refused: int | None = None
+    push_failed: int | None = None
+    push_last_us: int | None = None
+    push_waiting: int | None = None
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a page is made from: the snapshot, how many records wait in the spool, and the snapshot before it (None: it is the first)."""
+    """What a page is made from: the snapshot, how many records wait in the spool, and the snapshot before it (None: it is the first).
+
+    `unattributed_us`: device time of programs for which nobody could name a holder, by device.
+    """
 
     snapshot: Snapshot
     spool_records: int
     version: str
     before: Snapshot | None = None
     outputs: Outputs = field(default_factory=Outputs)
+    unattributed_us: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,18 @@ def _pushes(page: Page) -> Samples:
             yield (outcome,), float(count)
 
 
+def _record_pushes(page: Page) -> Samples:
+    outputs = page.outputs
+    for outcome, count in (("failed", outputs.push_failed), ("ok", outputs.push_ok), ("refused", outputs.push_refused)):
+        if count is not None:
+            yield (outcome,), float(count)
+
+
+def _last_push(page: Page) -> Samples:
+    if page.outputs.push_last_us is not None:
+        yield (), seconds(page.outputs.push_last_us)
+
+
 FAMILIES: tuple[Family, ...] = (
     Family("poolmeter_collect_success", "gauge", "Whether the source gave valid data at the last tick, 1 or 0.", ("source",), _success),
     Family("poolmeter_collect_duration_seconds", "gauge", "How long the source took in seconds.", ("source",), _duration),
@@ -66,4 +78,19 @@ FAMILIES: tuple[Family, ...] = (
     _own("cards_released", "Whether the cards are released for a reset, 1 or 0.", lambda o: o.released),
     _own("config_last_reload_success", "Whether the last reload was taken, 1 or 0; absent: none yet.", lambda o: o.reload_ok),
     Family("poolmeter_otlp_pushes_total", "counter", "OTLP pushes by outcome; absent: none are made.", ("outcome",), _pushes),
+    Family(
+        "poolmeter_pushes_total",
+        "counter",
+        "Pushes of records to the collector by outcome: ok, refused by its answer, failed without a right one; absent: none are made.",
+        ("outcome",),
+        _record_pushes,
+    ),
+    Family(
+        "poolmeter_last_push_timestamp_seconds",
+        "gauge",
+        "When the collector last took a push of records, in seconds since the Unix epoch; absent: none was taken yet.",
+        (),
+        _last_push,
+    ),
+    _own("push_waiting_records", "Usage records that the collector has not acknowledged by a push.", lambda o: o.push_waiting),
 )

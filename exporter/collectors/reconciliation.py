@@ -1,7 +1,14 @@
 """Reconciliation: what the hook, the card and the difference between them say of a device's time and memory."""
 
 from poolmeter.exporter.collectors.device import per_device
-from poolmeter.exporter.collectors.family import Family, seconds
+from poolmeter.exporter.collectors.family import Family, Page, Samples, seconds
+
+
+def _unattributed(page: Page) -> Samples:
+    for device in page.snapshot.devices:
+        if device.unaccounted_us_total is not None:
+            yield (device.uuid,), seconds(page.unattributed_us.get(device.uuid, 0))
+
 
 FAMILIES: tuple[Family, ...] = (
     per_device(
@@ -17,6 +24,13 @@ FAMILIES: tuple[Family, ...] = (
         lambda d: d.unaccounted_us_total,
         seconds,
         counter=True,
+    ),
+    Family(
+        "poolmeter_device_unattributed_busy_seconds_total",
+        "counter",
+        "Of the device time of programs without the hook, in seconds, what no holder could be named for (NVML process utilisation, integrated).",
+        ("uuid",),
+        _unattributed,
     ),
     per_device(
         "unaccounted_memory_bytes", "Memory held by programs without the hook in bytes (NVML).", lambda d: d.unaccounted_memory_bytes

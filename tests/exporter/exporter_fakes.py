@@ -151,6 +151,11 @@ class Meter:
         """What a survivor does with a dead slot: add its counters to `retired`, free the slot."""
         word = int.from_bytes(os.pread(self._fd, 8, layout.Meter.fold.offset), "little")
         copy = word & 1
+        slot = layout.Slot.from_buffer_copy(os.pread(self._fd, ctypes.sizeof(layout.Slot), self._slots + index * self._slot_size))
+        count = int.from_bytes(os.pread(self._fd, 8, layout.Meter.left_count.offset), "little")
+        left = layout.Left(pid_namespace=slot.pid_namespace, start_time_ticks=slot.start_time_ticks, pid=slot.pid)
+        os.pwrite(self._fd, bytes(left), layout.Meter.left.offset + count % layout.LEFT * ctypes.sizeof(layout.Left))
+        os.pwrite(self._fd, (count + 1).to_bytes(8, "little"), layout.Meter.left_count.offset)
         for number in range(len(self._uuids)):
             size = ctypes.sizeof(layout.Counters)
             line = ctypes.sizeof(layout.Meter) + number * ctypes.sizeof(layout.MeterDevice) + layout.MeterDevice.retired.offset

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from poolmeter.exporter.allocations import AllocationReading
 from poolmeter.exporter.attribution import OwnAllocations, ProcessKey
-from poolmeter.pages.meter import MeterReading, SlotReading
+from poolmeter.pages.meter import Left, MeterReading, SlotReading
 
 HOST, POD = 4026531836, 4026532999
 
@@ -31,8 +31,8 @@ def slot(index: int, pid: int, namespace: int, start: int, locked: bool | None =
     return SlotReading(index, 1, "live", pid, namespace, start, 0, "cuda", 0, locked, {})
 
 
-def readings(*slots: SlotReading) -> dict[str, AllocationReading]:
-    meter = MeterReading((), slots, {}, {}, 1, 0)
+def readings(*slots: SlotReading, left: tuple[Left, ...] = ()) -> dict[str, AllocationReading]:
+    meter = MeterReading((), slots, {}, {}, 1, 0, left)
     return {"a": AllocationReading("a", Path("/nowhere"), False, None, None, meter)}
 
 
@@ -90,3 +90,25 @@ def test_an_owner_is_remembered_for_a_while(tmp_path: Path) -> None:
     assert own.owner_of(ProcessKey(50, 700)) is not None
     own.refresh(readings(), 301_000_000)
     assert own.owner_of(ProcessKey(50, 700)) is None
+
+
+def test_one_that_came_and_went_between_two_ticks_was_hooked(tmp_path: Path) -> None:
+    root = tmp_path / "proc"
+    proc(root, 50, 700, HOST)
+    (root / "self").symlink_to(root / "50")
+    here, away = inode(root, HOST), 987654321
+    own = OwnAllocations(root)
+    own.refresh(readings(), 0)
+    assert own.owner_of(ProcessKey(60, 800)) is own.owner_of(ProcessKey(61, 801)) is None
+    proc(root, 62, 801, POD, 3)
+    both = (Left(60, here, 800), Left(3, away, 801))
+    own.refresh(readings(left=both), 1)
+    owner = own.owner_of(ProcessKey(60, 800))
+    assert owner is not None and owner.hooked and owner.allocation_id == "a"
+    assert own.owner_of(ProcessKey(60, 900)) is None  # who has the pid next
+    # In another namespace the start time names it, and one that lives is another.
+    assert own.owner_of(ProcessKey(61, 801)) is not None and own.owner_of(ProcessKey(62, 801)) is None
+    own.refresh(readings(left=both), 299_000_000)
+    assert own.owner_of(ProcessKey(60, 800)) is not None
+    own.refresh(readings(left=both), 301_000_000)  # however long the page goes on naming it
+    assert own.owner_of(ProcessKey(60, 800)) is own.owner_of(ProcessKey(61, 801)) is None

@@ -1,7 +1,7 @@
 """Energy: the board's counter is divided among slices and what is nobody's, to the microjoule, whatever becomes of the counter."""
 
 from amounts_fakes import Hooked, Pool
-from exporter_fakes import CARD, SECOND
+from exporter_fakes import CARD, SECOND, Node
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,3 +128,42 @@ def test_a_card_in_mig_has_one_counter_and_instances_a_divided_part() -> None:
     assert {part.allocation_id: part.energy_uj for part in parts} == {"a": 2400 * J, "b": 600 * J}
     assert card.energy_uj == 4800 * J and {part.used_us for part in parts} == {None}
     assert {part.energy_divided for part in pool.snapshot().slices} == {True}
+
+
+@given(st.integers(1, 59), st.integers(16, 600), st.booleans())
+def test_what_an_outage_drew_is_not_whoevers_has_the_card_now(before: int, outage: int, restart: bool) -> None:
+    pool = Pool()
+    pool.allocate("first", Mode.WHOLE, 1_000_000)
+    pool.change(energy_uj_total=0)
+    for second in range(1, before + 1):
+        pool.change(energy_uj_total=second * 100 * J)
+        pool.step()
+    pool.answers = False  # the cards do not answer, and meanwhile another tenant gets the card
+    for _ in range(outage):
+        pool.step()
+    pool.release("first")
+    pool.allocate("second", Mode.WHOLE, 1_000_000)
+    pool.answers = True
+    if restart:
+        pool.restart()
+    into = (before + outage) % 60  # of the open minute
+    for second in range(before + outage + 1, before + outage + 122 - into):
+        pool.change(energy_uj_total=second * 100 * J)
+        pool.step()
+    found = minutes(pool)
+    drawn = sum(card.energy_uj or 0 for card, _ in found) + (pool.ledger.devices[CARD].m_energy_uj or 0)
+    assert drawn == (pool.ledger.devices[CARD].energy_uj_total or 0) == (before + outage + 121 - into) * 100 * J
+    second_ = {card.start_us: part.energy_uj or 0 for card, parts in found for part in parts if part.allocation_id == "second"}
+    assert second_ and max(second_.values()) <= 60 * 100 * J
+
+
+def test_a_clock_that_is_set_forward_does_not_make_energy_nobodys(node: Node) -> None:
+    node.create("w", ppm=1_000_000)
+    for second in range(1, 240):
+        node.sampler.change(CARD, energy_uj_total=second // 5 * 500 * J)
+        if second == 93:
+            node.clock.wall += 3600 * SECOND
+        node.tick()
+    slices = [record for record in node.records() if isinstance(record, SliceRecord)]
+    cards = [record for record in node.records() if isinstance(record, DeviceRecord)]
+    assert sum(part.energy_uj or 0 for part in slices) == sum(card.energy_uj or 0 for card in cards) > 15_000 * J

@@ -99,7 +99,7 @@ def test_device_time_of_processes_is_asked_less_where_hooks_tell_it(say: Say, tm
         rows = [types.SimpleNamespace(pid=pid, usedGpuMemory=1, gpuInstanceId=None, computeInstanceId=None) for pid in listed]
         say(nvmlDeviceGetComputeRunningProcesses_v3=rows if lists else error(real.NVML_ERROR_TIMEOUT))
         clock[0] += 1_000_000
-        (device,) = vendor.read(frozenset({70})).devices
+        (device,) = vendor.read(frozenset({(70, 100)})).devices
         return {process.pid: process.busy_us_total for process in device.processes}
 
     turn(70)
@@ -300,7 +300,8 @@ def test_whatever_reading_fails_no_time_is_counted_twice(percent: int, readings:
     used = Use(Nvml(types.SimpleNamespace(**codes, nvmlDeviceGetSamples=card.samples)), Path("/proc"))
     start = card.now_us - 200_000  # the newest sample at the first reading may be as old as that
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("poolmeter.vendors.nvidia_use.time", types.SimpleNamespace(time_ns=lambda: card.now_us * 1000))
+        clock = types.SimpleNamespace(time_ns=lambda: card.now_us * 1000, monotonic_ns=lambda: card.now_us * 1000)
+        patch.setattr("poolmeter.vendors.nvidia_use.time", clock)
         for pause_us, card.kind in [(0, "samples"), *readings]:
             card.now_us += pause_us
             used.device(0, None if card.kind == "all fail" else percent * 10_000, [])

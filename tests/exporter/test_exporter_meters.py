@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from exporter_fakes import CARD, GIB, OTHER, SECOND, Meter, Node, identity, of
+from exporter_fakes import CARD, GIB, OTHER, SECOND, Meter, Node, identity, of, process
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +14,7 @@ from poolmeter.exporter.collectors.family import Page
 from poolmeter.exporter.render import Renderer
 from poolmeter.model.allocation import Mode
 from poolmeter.model.units import MINUTE_US
-from poolmeter.model.usage import DeviceRecord, EventRecord, SliceRecord
+from poolmeter.model.usage import DeviceRecord, EventRecord, ProcessRecord, SliceRecord
 
 
 @pytest.mark.parametrize("damage", ["short", "fifo", "back", "jump"])
@@ -169,3 +169,20 @@ def test_a_card_allocated_and_used_in_full_gives_all_its_energy_away(node: Node)
     node.tick(MINUTE_US)
     (device,), parts = of(node.records(), DeviceRecord), of(node.records(), SliceRecord)
     assert sum(part.energy_uj for part in parts) == device.energy_uj == 12_345_678_901
+
+
+def test_a_hooked_program_of_less_than_a_tick_is_no_stranger(node: Node) -> None:
+    node.create("a")
+    node.tick(turns=3)
+    meter = node.meters["a"]
+    meter.attach(pid=4_190_001, start=77)
+    meter.count(CARD, busy_ns=400_000_000, launches=4)
+    meter.die()
+    meter.fold()
+    node.sampler.change(
+        CARD, busy_us_total=600_000, processes=(process(4_190_001, 77, 400_000, GIB, listed=False), process(4_190_002, 77, 200_000, GIB))
+    )
+    node.tick(turns=57)
+    (device,) = of(node.records(), DeviceRecord)
+    assert (device.hooked_us, device.unaccounted_us) == (400_000, 200_000)
+    assert [(record.pid, record.hooked) for record in of(node.records(), ProcessRecord)] == [(4_190_002, False)]

@@ -143,6 +143,7 @@ def test_promtool(busy: Node) -> None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
     page = with_attributions(with_holders(page_of(busy), ("a", CARD, "vision", "train-0", "main")))
     outputs = Outputs(sampler_restarts=1, released=False, reload_ok=True, pushes_ok=3, pushes_failed=1)
+    outputs = dataclasses.replace(outputs, push_ok=2, push_refused=1, push_failed=0, push_last_us=5, push_waiting=7)
     limited = tuple(dataclasses.replace(part, compute_limit_ppm=500_000) for part in page.snapshot.slices)
     full = tuple(dataclasses.replace(card, hardware=everything()) for card in page.snapshot.devices)
     function = BusFunction(pci_bus_id="0000:28:00.0", state="passed_through")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pynvml as real
 import pytest
-from exporter_binding import DEFAULTS, Say, error, holder, only, sample, say, use
+from exporter_binding import DEFAULTS, Say, clock, error, holder, only, sample, say, use
 
 from poolmeter.vendors.nvidia import NvidiaVendor
 from poolmeter.vendors.proc import namespace_pids, parse_start_ticks
 
-__all__ = ["say"]
+__all__ = ["clock", "say"]
 
 
 def test_what_a_card_says(say: Say) -> None:
@@ -73,18 +73,18 @@ def test_utilisation_samples_are_integrated_over_their_time(say: Say) -> None:
     assert only(vendor).busy_us_total == 1_900_000  # what a sample says above 100 is 100
 
 
-def test_without_samples_the_rate_counts(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [10_000_000_000]
-    monkeypatch.setattr("poolmeter.vendors.nvidia.time.time_ns", lambda: now[0])
+def test_without_samples_the_rate_counts(say: Say, clock: list[int]) -> None:
     say(nvmlDeviceGetSamples=error(real.NVML_ERROR_NOT_SUPPORTED))
     vendor = NvidiaVendor()
     assert only(vendor).busy_us_total == 0
-    now[0] += 2_000_000_000
+    clock[0] += 2_000_000
     assert only(vendor).busy_us_total == 600_000
     say(nvmlDeviceGetUtilizationRates=error(real.NVML_ERROR_NOT_SUPPORTED))
-    now[0] += 2_000_000_000
+    clock[0] += 2_000_000
     device = only(vendor)
     assert device.utilization_ppm is None and device.busy_us_total == 600_000
+    clock[0] += 2_000_000
+    assert only(vendor).busy_us_total is None  # nothing told for long: not known
 
 
 def test_process_samples(say: Say) -> None:
@@ -112,18 +112,21 @@ def test_process_samples(say: Say) -> None:
     assert (fourth[me].busy_us_total or 0) + (fourth[parent].busy_us_total or 0) == 400_000 + 1_000_000  # divided, never more than the card
 
 
-def test_a_mean_reaches_to_the_newest_sample_of_the_device(say: Say) -> None:
+def test_a_mean_reaches_to_the_newest_sample_of_the_device(say: Say, clock: list[int]) -> None:
     me = os.getpid()
     vendor = NvidiaVendor()
     say(nvmlDeviceGetSamples=(1, [sample(1_000_000, 0)]), nvmlDeviceGetProcessUtilization=[use(1_000_000, me, 80)])
     only(vendor)
+    clock[0] += 1_000_000
     # Active up to 1.2 s and idle to 2 s: 20 % on the mean of the whole second.
     say(nvmlDeviceGetSamples=(1, [sample(2_000_000, 20)]), nvmlDeviceGetProcessUtilization=[use(1_200_000, me, 20)])
     device = only(vendor)
     assert device.busy_us_total == device.processes[0].busy_us_total == 200_000
+    clock[0] += 7_000_000
     # Idle for a long while: the next mean begins where nothing was found.
     say(nvmlDeviceGetSamples=(1, [sample(9_000_000, 0)]), nvmlDeviceGetProcessUtilization=error(real.NVML_ERROR_NOT_FOUND))
     only(vendor)
+    clock[0] += 1_000_000
     say(nvmlDeviceGetSamples=(1, [sample(10_000_000, 50)]), nvmlDeviceGetProcessUtilization=[use(10_000_000, me, 50)])
     assert only(vendor).processes[0].busy_us_total == 700_000
 
@@ -192,3 +195,28 @@ def test_a_folder_of_proc_may_be_given(say: Say, tmp_path: Path) -> None:
     say(nvmlDeviceGetComputeRunningProcesses_v3=[holder(5, 1)])
     (process,) = only(NvidiaVendor(tmp_path)).processes
     assert (process.start_ticks, process.command) == (99, "cuda")
+
+
+def test_a_program_with_the_pid_of_a_hooked_one_is_asked_for(say: Say, tmp_path: Path, clock: list[int]) -> None:
+    def lives(start: int) -> None:
+        (tmp_path / "5").mkdir(exist_ok=True)
+        (tmp_path / "5" / "stat").write_bytes(b"5 (cuda) S 1 5 5 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 %d 1 1" % start)
+
+    asked: list[int] = []
+    say(
+        nvmlDeviceGetComputeRunningProcesses_v3=[holder(5, 1)],
+        nvmlDeviceGetProcessUtilization=lambda *_: asked.append(clock[0]) or [],
+    )
+    lives(99)
+    vendor = NvidiaVendor(tmp_path)
+    hooked = frozenset({(5, 99)})
+    vendor.read(hooked)
+    asked.clear()
+    for _ in range(3):
+        clock[0] += 1_000_000
+        vendor.read(hooked)
+    assert asked == []
+    lives(100)  # the hooked program has ended, and another has its pid
+    clock[0] += 1_000_000
+    vendor.read(hooked)
+    assert asked == [clock[0]]

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import gzip
+import itertools
 import json
 import logging
 import time
@@ -157,7 +158,7 @@ def test_without_a_right_answer_nothing_is_freed(
     outcome = push.once()
     assert trouble in (outcome.trouble or "") and spool.held() == 3 and len(receiver.requests) == 1
     assert push.once().trouble is None and receiver.rows == [[1, 2, 3]] * 2
-    assert (push.ok, push.failed) == (1, 1)
+    assert (push.ok, push.refused + push.failed, push.refused) == (1, 1, status != 200)
 
 
 def test_a_collector_that_finds_it_too_large_gets_less_at_a_time(receiver: Receiver, spool: Spool, tmp_path: Path) -> None:
@@ -273,3 +274,44 @@ def test_flags_go_before_the_configuration(tmp_path: Path) -> None:
     assert given == dataclasses.replace(found, url="https://d:2/v1/push")
     with pytest.raises(BadInput, match="push_interval_s"):
         parse_config(b"[exporter]\npush_interval_s = 0\n", "x")
+
+
+def test_what_was_too_large_once_is_tried_again_later(receiver: Receiver, spool: Spool, tmp_path: Path) -> None:
+    receiver.rows_most = 6
+    fill(spool, 32)
+    push = Push(plan(receiver.url, tmp_path, interval_s=0.0005), "n1", Nothing(spool), page=32)
+    push.start()
+    until(lambda: spool.held() == 32 and push.waiting == 0)
+    receiver.rows_most = 1 << 30  # a proxy was told to let more through
+    until(lambda: push._page == 32)
+    before = len(receiver.rows)
+    fill(spool, 64)
+    until(lambda: push.waiting == 0)
+    push.finish()
+    assert max(len(rows) for rows in receiver.rows[before:]) == 32
+
+
+def test_a_collector_that_never_takes_more_is_asked_ever_more_seldom(receiver: Receiver, spool: Spool, tmp_path: Path) -> None:
+    push = Push(plan(receiver.url, tmp_path), "n1", Nothing(spool), page=8)
+    tries = []
+    for number in range(600):
+        taken = push._page <= 4
+        tries += [] if taken else [number]
+        push._grow() if taken else push._shrink()
+    gaps = [after - before for before, after in itertools.pairwise(tries)]
+    assert gaps == [17, 33, 65, 129, 257] and push._page == 4
+
+
+def test_the_page_says_how_pushes_go(receiver: Receiver, spool: Spool, tmp_path: Path) -> None:
+    fill(spool, 3)
+    push = Push(plan(receiver.url, tmp_path), "n1", Nothing(spool))
+    assert (push.waiting, push.last_us) == (3, None)
+    receiver.answers += [(401, {}, {"error": "no"}), (200, {}, b"{")]
+    push.once()
+    push.once()
+    assert (push.ok, push.refused, push.failed, push.waiting, push.last_us) == (0, 1, 1, 3, None)
+    before = time.time_ns() // 1000
+    push.once()
+    assert (push.ok, push.refused, push.failed, push.waiting) == (1, 1, 1, 0) and (push.last_us or 0) >= before
+    fill(spool, 2)
+    assert push.waiting == 2

@@ -308,3 +308,24 @@ def test_slices_and_switch_overhead_make_up_the_cards_busy_time(watched: Watched
     assert hooked + overhead == pytest.approx(busy, rel=0.01)
     assert hooked == pytest.approx(kept.busy_ns / 1000, rel=0.01) and overhead == pytest.approx(kept.switched_ns / 1000, rel=0.1)
     assert busy == pytest.approx((kept.busy_ns + kept.switched_ns) / 1000, rel=0.02)
+
+
+def test_a_hooked_program_of_less_than_a_tick_is_no_stranger(watched: Watched) -> None:
+    """The sampler sees it, and its slot is folded before the page is read: the turns here do no more than ask who is on the card."""
+    _, environment = watched.allocate("a", 500_000, GIB)
+    watched._stop.set()
+    watched._thread.join()
+    watched.agent.turn(1.0)
+    program = watched.tenant(environment, "--seconds", "0.6", "--kernel-us", "2000")
+    seen = []
+    while program.poll() is None:
+        reading = watched.sampler.poll(0.1)
+        seen += [item.pid for device in reading.devices for item in device.processes] if reading else []
+    (pid,) = set(seen)
+    meter = read_meter(watched.run.allocations / "a" / "meter")
+    assert meter.slots == () and [left.pid for left in meter.left] == [pid]
+    for _ in range(5):
+        snapshot = watched.agent.turn(1.0)
+        time.sleep(0.2)
+    assert all(process.hooked for process in watched.agent.ledger.processes.values())
+    assert snapshot.devices[0].unaccounted_us_total == 0 and (snapshot.slices[0].busy_us_total or 0) > 0

@@ -203,7 +203,18 @@ static void unload_module(void) {
 static void nothing(void) {}
 
 static void neighbour(void) {
+    pm_board_change(pm_self()->boards[0]);
     card_free -= 12 * MIB;
+    pm_board_change(pm_self()->boards[0]);
+}
+
+static void unseen(void) {
+    card_free -= 12 * MIB;
+}
+
+static void half(void) {
+    card_free -= 12 * MIB;
+    pm_board_change(pm_self()->boards[0]);
 }
 
 static void sit_beside(void) {
@@ -227,7 +238,10 @@ static const struct {
     {"module", nothing, load_module, unload_module, HELD},
     {"module_goes", load_module, unload_module, nothing, 0},
     {"neighbour", sit_beside, neighbour, nothing, 0},
-    {"unseen", nothing, neighbour, nothing, 0},
+    {"quiet", sit_beside, nothing, nothing, 0},
+    {"half", sit_beside, half, nothing, 0},
+    {"sibling", nothing, neighbour, nothing, 0},
+    {"unseen", nothing, unseen, nothing, 0},
 };
 
 static size_t chosen;

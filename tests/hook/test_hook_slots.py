@@ -14,7 +14,7 @@ from poolmeter.enforcer.allocations import slot_lives
 from poolmeter.pages import layout
 from poolmeter.pages import native as pages_native
 from poolmeter.pages.grant import DeviceGrant, Grant, write_grant
-from poolmeter.pages.meter import MeterReading, create_meter, read_meter, reclaim
+from poolmeter.pages.meter import Left, MeterReading, create_meter, read_meter, reclaim
 
 DEVICE = "GPU-00000000-0000-0000-0000-000000000001"
 GIB = 1 << 30
@@ -221,6 +221,24 @@ def test_normal_exit_folds_the_estimate_of_what_is_pending(native: Path, allocat
     reading: MeterReading = read_meter(allocation / "meter")
     assert reading.slots == ()
     assert (reading.retired[DEVICE].launches, reading.retired[DEVICE].busy_ns, reading.retired[DEVICE].pending_ns) == (9, 1234, 0)
+
+
+def test_a_page_names_those_whose_slots_were_folded_last(native: Path, allocation: Path) -> None:
+    meter = allocation / "meter"
+    killed = start(native, allocation, "fold-race")
+    assert killed.stdout and killed.stdout.readline().startswith("ready")
+    (slot,) = read_meter(meter).slots
+    killed.kill()
+    killed.wait()
+    assert read_meter(meter).left == () and reclaim(meter) == 1
+    assert read_meter(meter).left == (Left(killed.pid, slot.pid_namespace, slot.start_time_ticks),)
+    pids = [killed.pid]
+    for _ in range(40):
+        process = start(native, allocation, "exit", "1")
+        assert process.wait() == 0
+        pids.append(process.pid)
+        assert [left.pid for left in read_meter(meter).left] == pids[-31:]
+    assert {left.pid_namespace for left in read_meter(meter).left} == {slot.pid_namespace}
 
 
 def test_many_starts_at_once_each_get_a_slot(native: Path, allocation: Path, long_run: int) -> None:

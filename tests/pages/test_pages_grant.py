@@ -109,7 +109,7 @@ def test_foreign_files(tmp_path: Path) -> None:
     for data, error, text in (
         (whole[:-1], TamperedPage, "ends at byte"),
         (b"\0" * len(whole), TamperedPage, "begins with"),
-        (whole[:8] + b"\2" + whole[9:], PageVersionError, "ABI version 2.0, expected 1.x"),
+        (whole[:8] + b"\2" + whole[9:], PageVersionError, f"ABI version 2.{layout.ABI_MINOR}, expected 1.x"),
         (whole[:16] + b"\1" + whole[17:], TamperedPage, "sizes"),
     ):
         path.write_bytes(data)

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define PM_ABI_MAJOR 1
-#define PM_ABI_MINOR 0
+#define PM_ABI_MINOR 1
 
 #define PM_GRANT_MAGIC 0x544e415247504d50 /* "PMPGRANT" as little-endian bytes */
 #define PM_METER_MAGIC 0x524554454d504d50 /* "PMPMETER" */
@@ -27,6 +27,7 @@
 #define PM_MAX_DEVICES 64
 #define PM_MAX_SLOTS 256
 #define PM_BOARD_SEATS 500
+#define PM_LEFT 32
 #define PM_ID_BYTES 64
 #define PM_UUID_BYTES 48
 #define PM_MEMORY_UNIT 512 /* bytes; the smallest piece of device memory that is counted */
@@ -180,6 +181,14 @@ struct pm_slot {
     uint64_t reserved[34];
 };
 
+/* Who a slot was of that has been folded: a process that began and ended between two readings was never seen in it. */
+struct pm_left {
+    uint64_t pid_namespace;
+    uint64_t start_time_ticks;
+    uint32_t pid;
+    uint32_t spare;
+};
+
 /* header, then device_capacity x pm_meter_device, then slot_count x (pm_slot + device_capacity x pm_counters). */
 struct pm_meter {
     uint64_t magic;
@@ -204,7 +213,9 @@ struct pm_meter {
     uint32_t slots_used; /* no slot from here on was ever taken */
     uint32_t flags;      /* PM_METER_HOLES */
     char allocation_id[64];
-    uint64_t reserved[491];
+    uint64_t left_count; /* slots folded since 1.1; the one before it is in left[(left_count - 1) % PM_LEFT] */
+    struct pm_left left[32];
+    uint64_t reserved[394];
 };
 
 /* ---- board ------------------------------------------------------------------------------------------------------- */
@@ -231,7 +242,8 @@ struct pm_board {
     char uuid[48];
     uint64_t slice_ns; /* turn of a context while several are busy, as somebody learned it; 0: nobody has */
     uint64_t turn_ns;  /* from the end of a turn to the next one, with one neighbour */
-    uint64_t reserved[52];
+    uint64_t changes;  /* calls that take or give back memory of the device: one more as each begins, and as it ends */
+    uint64_t reserved[51];
     struct pm_board_seat seats[500];
 };
 
@@ -242,6 +254,7 @@ _Static_assert(sizeof(struct pm_counters) == 512, "counters");
 _Static_assert(sizeof(struct pm_bucket) == 128, "bucket");
 _Static_assert(sizeof(struct pm_meter_device) == 2048, "device line");
 _Static_assert(sizeof(struct pm_slot) == 512, "slot");
+_Static_assert(sizeof(struct pm_left) == 24, "left");
 _Static_assert(sizeof(struct pm_meter) == 4096, "meter header");
 _Static_assert(sizeof(struct pm_board) == 512 + 64 * 500, "board");
 #endif

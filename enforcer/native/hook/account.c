@@ -78,13 +78,17 @@ void pm_process_give_back(struct pm_process *self, uint32_t device, uint32_t kin
 }
 
 void pm_process_change_begins(struct pm_process *self, uint32_t device) {
-    if (device != PM_NO_DEVICE)
+    if (device != PM_NO_DEVICE) {
         __atomic_fetch_add(&self->changes_begun[device], 1, __ATOMIC_SEQ_CST);
+        pm_board_change(self->boards[device]);
+    }
 }
 
 void pm_process_change_ends(struct pm_process *self, uint32_t device) {
-    if (device != PM_NO_DEVICE)
+    if (device != PM_NO_DEVICE) {
+        pm_board_change(self->boards[device]);
         __atomic_fetch_add(&self->changes_ended[device], 1, __ATOMIC_SEQ_CST);
+    }
 }
 
 void pm_process_denied_by_card(struct pm_process *self, uint32_t device, uint64_t bytes) {

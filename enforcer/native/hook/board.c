@@ -80,6 +80,11 @@ void pm_board_leave(struct pm_board *board, uint32_t seat) {
     }
 }
 
+void pm_board_change(struct pm_board *board) {
+    if (board)
+        pm_add(&board->changes, 1);
+}
+
 bool pm_board_alone(const struct pm_board *board, uint64_t owner) {
     bool there = false;
     for (uint32_t i = 0; board && i < PM_BOARD_SEATS; i++) {

@@ -11,6 +11,8 @@ struct pm_board *pm_board_map(const char *path, const char *uuid);
 /* A seat for `owner` (never 0): a free one, or one whose owner has not been busy for a minute. */
 uint32_t pm_board_sit(struct pm_board *board, uint64_t owner);
 void pm_board_leave(struct pm_board *board, uint32_t seat);
+/* A call that takes or gives back memory of the device begins, or ends. */
+void pm_board_change(struct pm_board *board);
 /* `owner` sits there, and nobody else. */
 bool pm_board_alone(const struct pm_board *board, uint64_t owner);
 /* The seat is busy until then. */

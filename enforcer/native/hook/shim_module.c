@@ -1,7 +1,7 @@
 /*
  * Code and globals of modules and libraries. The driver does not say what one takes: it is what the card's free memory
- * shrinks by, less what the allocation's own calls took meanwhile; at least its globals whose sizes are known. See
- * docs/decisions/module-memory.md.
+ * shrinks by, less what the allocation's own calls took meanwhile; at least its globals whose sizes are known, and
+ * these alone where a neighbour's calls are in it as well. See docs/decisions/module-memory.md.
  */
 #include "claim.h"
 #include "memory.h"
@@ -10,8 +10,9 @@
 struct sight {
     size_t free_bytes;
     uint64_t used;
-    uint64_t begun; /* changes of the device's memory */
-    bool clear;     /* of these none was under way but the load itself */
+    uint64_t begun;  /* changes of the device's memory */
+    uint64_t others; /* steps of such changes by other processes, up to now */
+    bool clear;      /* of these none was under way but the load itself */
 };
 
 /* A load between its two halves. */
@@ -28,6 +29,8 @@ static struct sight look(const struct load *load) {
     CUresult (*info)(size_t *, size_t *) = (CUresult (*)(size_t *, size_t *))pm_real[PM_HOOK_cuMemGetInfo_v2];
     uint64_t ended = pm_load(&self->changes_ended[load->device]);
     seen.begun = pm_load(&self->changes_begun[load->device]);
+    /* The process's own are all over or not begun, if it is clear; then they are exactly what is not the others'. */
+    seen.others = self->boards[load->device] ? pm_load(&self->boards[load->device]->changes) - seen.begun - ended : 0;
     seen.used = pm_memory_used(&self->view, load->device);
     seen.clear = info && info(&seen.free_bytes, &total) == CUDA_SUCCESS && seen.begun == ended + 1 &&
                  pm_load(&self->changes_begun[load->device]) == seen.begun;
@@ -51,11 +54,12 @@ static void load_ends(const struct load *load) {
     pm_process_change_ends(load->self, load->device);
 }
 
-/* `sure`: nobody but the load can have taken it. What cannot be told from other calls is 0. */
+/* `sure`: nobody but the load can have taken it. What cannot be told from other calls is 0, also from those of
+ * neighbours, of which their board tells. */
 static uint64_t grown_by(const struct load *load, bool *sure) {
     const struct sight *before = &load->before, after = look(load);
     *sure = before->clear && after.clear && before->begun == after.begun && pm_process_alone(load->self, load->device);
-    if (!before->clear || !after.clear)
+    if (!before->clear || !after.clear || !load->self->boards[load->device] || before->others != after.others)
         return 0;
     int64_t less = (int64_t)(before->free_bytes - after.free_bytes), ours = (int64_t)(after.used - before->used);
     return less > ours ? (uint64_t)(less - ours) : 0;

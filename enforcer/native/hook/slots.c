@@ -2,9 +2,9 @@
  * The protocol, so that a kill at any instruction neither loses nor doubles a count:
  *
  *   owner     byte lock of the slot, then FREE -> CLAIMED -> LIVE
- *   folder    fold lock; state DEAD; memory given back; the idle copy of `retired` := the counting copy + the slot;
- *             one store to `fold` makes that copy count and names the slot; the slot is cleared; `fold` names nobody;
- * FREE
+ *   folder    fold lock; state DEAD; memory given back; its owner noted in `left`; the idle copy of `retired` := the
+ * counting copy + the slot; one store to `fold` makes that copy count and names the slot; the slot is cleared; `fold`
+ * names nobody; FREE
  *
  * Whoever takes the fold lock next first finishes what `fold` names. Readers skip the slot that `fold` names.
  */
@@ -154,9 +154,21 @@ static void add_counters(struct pm_counters *sum, const struct pm_counters *gone
     memset(sum->memory, 0, sizeof sum->memory);
 }
 
+/* Before the fold itself: a folder that is killed in between leaves a name twice, which says nothing more. */
+static void note_left(const struct pm_view *view, uint32_t index) {
+    const struct pm_slot *slot = pm_view_slot(view, index);
+    uint64_t at = pm_load(&view->header->left_count);
+    struct pm_left *left = &view->header->left[at % PM_LEFT];
+    left->pid_namespace = slot->pid_namespace;
+    left->start_time_ticks = slot->start_time_ticks;
+    left->pid = pm_peek(&slot->pid);
+    pm_store(&view->header->left_count, at + 1);
+}
+
 static void fold_slot(const struct pm_view *view, uint32_t index) {
     pm_store(&pm_view_slot(view, index)->state, PM_SLOT_DEAD);
     pm_memory_give_back_all(view, index);
+    note_left(view, index);
     uint64_t fold = pm_load(&view->header->fold);
     uint32_t now = FOLD_COPY(fold), next = !now;
     for (uint32_t d = 0; d < view->device_count; d++) {

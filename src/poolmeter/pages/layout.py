@@ -3,7 +3,7 @@
 import ctypes
 
 ABI_MAJOR = 1
-ABI_MINOR = 0
+ABI_MINOR = 1
 GRANT_MAGIC = 0x544E415247504D50
 METER_MAGIC = 0x524554454D504D50
 BOARD_MAGIC = 0x4452414F42504D50
@@ -11,6 +11,7 @@ UNLIMITED = 0xFFFFFFFFFFFFFFFF
 MAX_DEVICES = 64
 MAX_SLOTS = 256
 BOARD_SEATS = 500
+LEFT = 32
 ID_BYTES = 64
 UUID_BYTES = 48
 MEMORY_UNIT = 512
@@ -159,6 +160,15 @@ class Slot(ctypes.LittleEndianStructure):
     )
 
 
+class Left(ctypes.LittleEndianStructure):
+    _fields_ = (
+        ("pid_namespace", ctypes.c_uint64),
+        ("start_time_ticks", ctypes.c_uint64),
+        ("pid", ctypes.c_uint32),
+        ("spare", ctypes.c_uint32),
+    )
+
+
 class Meter(ctypes.LittleEndianStructure):
     _fields_ = (
         ("magic", ctypes.c_uint64),
@@ -181,7 +191,9 @@ class Meter(ctypes.LittleEndianStructure):
         ("slots_used", ctypes.c_uint32),
         ("flags", ctypes.c_uint32),
         ("allocation_id", ctypes.c_char * 64),
-        ("reserved", ctypes.c_uint64 * 491),
+        ("left_count", ctypes.c_uint64),
+        ("left", Left * 32),
+        ("reserved", ctypes.c_uint64 * 394),
     )
 
 
@@ -210,7 +222,8 @@ class Board(ctypes.LittleEndianStructure):
         ("uuid", ctypes.c_char * 48),
         ("slice_ns", ctypes.c_uint64),
         ("turn_ns", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64 * 52),
+        ("changes", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64 * 51),
         ("seats", BoardSeat * 500),
     )
 
@@ -222,6 +235,7 @@ STRUCTURES: dict[str, type[ctypes.LittleEndianStructure]] = {
     "pm_bucket": Bucket,
     "pm_meter_device": MeterDevice,
     "pm_slot": Slot,
+    "pm_left": Left,
     "pm_meter": Meter,
     "pm_board_seat": BoardSeat,
     "pm_board": Board,

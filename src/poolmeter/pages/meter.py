@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from poolmeter.errors import Unavailable
 from poolmeter.pages import layout
@@ -23,6 +24,7 @@ MEMORY_KINDS = ("device", "pool", "managed", "vmm", "array", "module", "graph", 
 
 _ATTEMPTS = 20
 _COUNTERS = struct.Struct(f"<{ctypes.sizeof(layout.Counters) // 8}Q")
+_LEFT = struct.Struct("<QQI4x")
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _SUMMED = (
     "launches",
@@ -132,9 +134,20 @@ class SlotReading:
     on_behalf_bytes_out: int = 0
 
 
+class Left(NamedTuple):
+    """A process whose slot was folded, as SlotReading names it."""
+
+    pid: int
+    pid_namespace: int
+    start_time_ticks: int
+
+
 @dataclass(frozen=True)
 class MeterReading:
-    """A meter of one instant: `slots` plus `retired` is everything the allocation's processes ever counted."""
+    """A meter of one instant: `slots` plus `retired` is everything the allocation's processes ever counted.
+
+    `left` are those that were folded last, the newest last; none of a hook older than ABI 1.1.
+    """
 
     device_uuids: tuple[str, ...]
     slots: tuple[SlotReading, ...]
@@ -142,6 +155,7 @@ class MeterReading:
     shared: Mapping[str, SharedTotals]
     created_ns: int
     faults: int
+    left: tuple[Left, ...] = ()
 
     def total(self, uuid: str) -> DeviceCounters:
         """Counters of the device over all slots and retired processes; every summed one but the gauges only grows from reading to reading."""
@@ -327,7 +341,17 @@ def _reading(path: str | Path, header: layout.Meter, shape: _Shape, data: bytes,
         )
         for uuid, line in zip(uuids, lines, strict=True)
     }
-    return MeterReading(uuids, slots, retired, shared, header.created_ns, header.faults)
+    return MeterReading(uuids, slots, retired, shared, header.created_ns, header.faults, _left(header))
+
+
+def _left(header: layout.Meter) -> tuple[Left, ...]:
+    # The oldest may be the one that is written just now.
+    last = header.left_count
+    if not last:
+        return ()
+    found = list(_LEFT.iter_unpack(bytes(header.left)))
+    newest = (found[number % layout.LEFT] for number in range(max(0, last - layout.LEFT + 1), last))
+    return tuple(Left(pid, namespace, start) for namespace, start, pid in newest if pid)
 
 
 def _slot(path: str | Path, shape: _Shape, data: bytes, index: int, uuids: tuple[str, ...], locked: bool | None) -> SlotReading:

@@ -71,10 +71,10 @@ class NvidiaVendor:
         self._mps_at_us = self._functions_at_us = -SELDOM_US
         self._functions: tuple[BusFunction, ...] = ()
         self._driver: str | None = None
-        self._hooked: frozenset[int] = frozenset()
+        self._hooked: frozenset[tuple[int, int]] = frozenset()
 
-    def read(self, hooked: frozenset[int] = frozenset()) -> VendorReading:
-        """All devices now; `error` when the library is missing or refuses. `hooked` are pids whose device time their own hook tells."""
+    def read(self, hooked: frozenset[tuple[int, int]] = frozenset()) -> VendorReading:
+        """All devices now; `error` when the library is missing or refuses. `hooked` are processes (pid, start ticks) whose device time their own hook tells."""
         self._hooked = hooked
         began = time.monotonic_ns()
         at_us = time.time_ns() // 1000

@@ -42,8 +42,8 @@ class Card:
         self._celsius: int | None = None
         self._licence: tuple[bool | None, str | None] = (None, None)
 
-    def read(self, handle: Any, threads_ppm: Mapping[int, int], hooked: frozenset[int] = frozenset()) -> DeviceReading:
-        """Everything the card tells now. `threads_ppm` are active thread percentages by pid; `hooked`, whose device time need not be asked.
+    def read(self, handle: Any, threads_ppm: Mapping[int, int], hooked: frozenset[tuple[int, int]] = frozenset()) -> DeviceReading:
+        """Everything the card tells now. `threads_ppm` are active thread percentages by pid; `hooked`, by pid and start ticks, whose device time need not be asked.
 
         Raises LostDevice, ReplacedDriver.
         """
@@ -97,7 +97,8 @@ class Card:
             memory_used_bytes=wide(memory.used) if memory is not None else None,
             memory_reserved_bytes=reserved,
             utilization_ppm=utilization,
-            busy_us_total=self._use.busy_us,
+            busy_us_total=self._use.busy_us if self._use.known else None,
+            unmeasured_us_total=self._use.unmeasured_us,
             energy_uj_total=self._energy_mj * 1000 if self._energy_mj is not None else None,
             power_mw=number(ask(errors, "nvmlDeviceGetPowerUsage", handle)),
             temperature_celsius=self._celsius,

@@ -1,10 +1,12 @@
 """vGPU: the active instances of a host with their use, and the licence of a guest."""
 
 import ctypes
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from poolmeter.model.hardware import Vgpu
+from poolmeter.vendors.nvidia_samples import Ahead, Cover, Steps
 from poolmeter.vendors.nvml import Nvml, number, optional_text, text, wide
 
 
@@ -24,6 +26,9 @@ class Vgpus:
     _use: dict[int, _Use] = field(default_factory=dict)
     _newest_us: int = 0
     _sampled: bool = False
+    _cover: Cover = field(default_factory=Cover)
+    _steps: Steps = field(default_factory=Steps)
+    _ahead: Ahead[tuple[int, int, int]] = field(default_factory=Ahead)
 
     def read(self, handle: Any) -> tuple[Vgpu, ...] | None:
         """All active vGPUs; None where the card does not tell."""
@@ -40,6 +45,8 @@ class Vgpus:
         nvml = self.nvml.binding
         for use in self._use.values():
             use.utilization_ppm = None
+        wall_us = time.time_ns() // 1000
+        self._set_back(self._steps.back_us(wall_us, time.monotonic_ns() // 1000))
         try:
             samples = self.nvml.call("nvmlDeviceGetVgpuUtilization", handle, self._newest_us)
         except nvml.NVMLError as fault:
@@ -51,6 +58,7 @@ class Vgpus:
             if (percent := number(sample.smUtil.uiVal)) is not None
         ]
         self._sampled = self._sampled or bool(told) or not samples
+        told = self._ahead.sift([(item[1], item) for item in told], wall_us)
         fresh: dict[int, list[tuple[int, int]]] = {}
         for instance, at, percent in told:
             if instance in active and at > self._newest_us:
@@ -59,10 +67,17 @@ class Vgpus:
             use = self._use.setdefault(instance, _Use())
             for at, percent in sorted(mine):
                 if use.newest_us is not None and at > use.newest_us:
-                    use.busy_us += percent * (at - use.newest_us) // 100
+                    use.busy_us += percent * self._cover.of(at - use.newest_us) // 100
                 use.newest_us = at
             use.utilization_ppm = sum(percent for _, percent in mine) * 10_000 // len(mine)
         self._newest_us = max([self._newest_us, *(at for mine in fresh.values() for at, _ in mine)])
+
+    def _set_back(self, back_us: int) -> None:
+        if not back_us:
+            return
+        self._newest_us, self._ahead.due = max(0, self._newest_us - back_us), True
+        for use in self._use.values():
+            use.newest_us = None if use.newest_us is None else use.newest_us - back_us
 
     def _reading(self, instance: int) -> Vgpu:
         ask = self.nvml.ask

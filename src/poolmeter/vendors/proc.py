@@ -1,6 +1,7 @@
 """Identity of a process from /proc: start time, command name, pids in its namespaces."""
 
 import os
+import time
 from pathlib import Path
 
 from poolmeter.model.naming import printable
@@ -20,6 +21,12 @@ def start_ticks_of(pid: int, proc: Path = PROC) -> int | None:
         return parse_start_ticks((proc / str(pid) / "stat").read_bytes())
     except OSError:
         return None
+
+
+def age_us_of(start_ticks: int) -> int | None:
+    """How long ago a process started that started at this; None for one that lies ahead, as of another boot."""
+    age_us = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000 - start_ticks * 1_000_000 // os.sysconf("SC_CLK_TCK")
+    return age_us if age_us >= 0 else None
 
 
 def command_of(pid: int, proc: Path = PROC) -> str | None:

@@ -34,7 +34,8 @@ class ProcessReading:
 class DeviceReading:
     """One device. `up` False: lost or in need of a reset, `reason` says which; then only its identity is known.
 
-    `busy_us_total` integrates the device's utilisation since the reading's origin; `energy_uj_total` is the board's own counter.
+    `busy_us_total` integrates the device's utilisation since the reading's origin, `unmeasured_us_total` the time since then of which it
+    knows nothing (holes between samples); `energy_uj_total` is the board's own counter.
     `errors` are (call, error) pairs of values that this card did not give.
     """
 
@@ -54,6 +55,7 @@ class DeviceReading:
     memory_reserved_bytes: int | None = None
     utilization_ppm: int | None = None
     busy_us_total: int | None = None
+    unmeasured_us_total: int = 0
     energy_uj_total: int | None = None
     power_mw: int | None = None
     temperature_celsius: int | None = None
@@ -91,6 +93,6 @@ class Vendor(Protocol):
 
     name: str
 
-    def read(self, hooked: frozenset[int] = frozenset()) -> VendorReading:
-        """Everything at this moment. `hooked` are pids whose device time their own hook tells. Never raises for what the library answers; may hang, so it is called in a child process."""
+    def read(self, hooked: frozenset[tuple[int, int]] = frozenset()) -> VendorReading:
+        """Everything at this moment. `hooked` are processes (pid, start ticks) whose device time their own hook tells. Never raises for what the library answers; may hang, so it is called in a child process."""
         ...

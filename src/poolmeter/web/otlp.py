@@ -6,15 +6,16 @@
 import gzip
 import http.client
 import os
-import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from poolmeter.errors import BadInput
+from poolmeter.web.trust import Trust
 
 RETRYABLE = frozenset({429, 502, 503, 504})
 LONGEST_PAUSE_S = 60.0
@@ -73,10 +74,7 @@ class Poster:
         own = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", "User-Agent": agent}
         self._headers = {**own, **headers_of(environment.get("OTEL_EXPORTER_OTLP_HEADERS", ""))}
         authority = environment.get("OTEL_EXPORTER_OTLP_CERTIFICATE") or None
-        try:
-            context = ssl.create_default_context(cafile=authority)
-        except OSError as error:
-            raise BadInput(f"OTEL_EXPORTER_OTLP_CERTIFICATE {authority} cannot be used: {error.strerror or error}") from None
+        context = Trust(Path(authority) if authority is not None else None).context("OTEL_EXPORTER_OTLP_CERTIFICATE")
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects)
 
     def post(self, message: bytes) -> Outcome:

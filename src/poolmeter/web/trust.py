@@ -20,12 +20,14 @@ class Trust:
     cert_file: Path | None = None
     key_file: Path | None = None
 
-    def context(self) -> ssl.SSLContext:
-        """A client context. Raises BadInput naming the file that cannot be used."""
+    def context(self, name: str = "CA file") -> ssl.SSLContext:
+        """A client context. Raises BadInput naming the file that cannot be used; `name` is what says which one the authorities' is."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ValueError) as error:
-            raise BadInput(f"CA file {self.ca_file} cannot be used: {_reason(error)}; expected PEM certificates of authorities") from None
+            raise BadInput(
+                f"{name} {self.ca_file} cannot be used: {_reason(error)}, expected a PEM file of authorities' certificates"
+            ) from None
         if self.cert_file is not None:
             try:
                 context.load_cert_chain(self.cert_file, self.key_file, password="")
