@@ -214,6 +214,7 @@ def test_with_patience_the_end_outlives_a_failure(receiver: Receiver, spool: Spo
     fill(spool, 3)
     receiver.answers += [(503, {}, {"error": "full"})] * 3
     push = Push(plan(receiver.url, tmp_path, interval_s=3600), "n1", Nothing(spool), first_pause_s=0.01)
+    push._until = time.monotonic() + 30.0  # as `finish` has it before it says that this is the end
     push._ending.set()
     push.start()
     push.finish(30.0)
