@@ -111,7 +111,7 @@ def rated(
     """All shares and charges of a period at a level of detail (`shares.LABELS`), once the filters name what is there."""
     check_filters(connection, filters)
     check_identity(connection, period)
-    shares = read_shares(connection, Calendar.of(period), basis, plan.edges_us, level)
+    shares = read_shares(connection, Calendar.of(period), basis, plan.changes(period.start_us, period.end_us), level)
     return shares, rate(shares.shares, plan)
 
 

@@ -10,6 +10,7 @@ Whole numbers throughout: BIGINT sums to HUGEINT, `//` only to scale an over-ful
 by allocation id.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Share:
     """Device time of one line, and the finest keys asked for. `line` is usage or one of `REST`; only usage has a tenant and measures.
 
     `labels`, `device` and `hour_us` are empty or None below their level. `order` breaks ties: the smallest allocation id in it.
-    `segment` numbers the plan's price edges passed; `first_minute_us` is the earliest minute in it.
+    `segment` is the plan's tariff (`PricePlan.changes`); `first_minute_us` is the earliest minute in it.
     """
 
     line: str
@@ -67,17 +68,22 @@ class Shares:
     orphan_minutes: int
 
 
-def read_shares(connection: "duckdb.DuckDBPyConnection", calendar: Calendar, basis: str, edges_us: Sequence[int], level: int) -> Shares:
-    """The shares of a period on a basis (`allocated` or `used`), split at the price edges, to a level of detail."""
+def read_shares(
+    connection: "duckdb.DuckDBPyConnection", calendar: Calendar, basis: str, changes: Sequence[tuple[int, int]], level: int
+) -> Shares:
+    """The shares of a period on a basis (`allocated` or `used`), split where the tariff changes, to a level of detail.
+
+    `changes` are (from this moment on, number of the tariff), ascending, as `PricePlan.changes` gives them.
+    """
     period = calendar.period
-    inside = [edge for edge in edges_us if period.start_us < edge < period.end_us]
-    times = {"day": calendar.day_sql(), "segment": _segment_sql(inside)}
+    times = {"day": calendar.day_sql()}
     if level >= 4:
         times["hour"] = calendar.hour_sql()
     shares: list[Share] = []
     sums = [0, 0, 0, 0]
     for start_us, end_us in _chunks(connection, period):
         span = f"minute_us >= {start_us} AND minute_us < {end_us}"
+        times["segment"] = _segment_sql(_inside(changes, start_us, end_us))
         scaled = _prepare(connection, span, basis)
         shares += _tenant_shares(connection, span, basis, times, level, scaled)
         rest, capacity_us, unattributed_us = _rest_shares(connection, times, level)
@@ -172,12 +178,18 @@ _PARTS = {
 }
 
 
-def _segment_sql(edges_us: Sequence[int]) -> str:
-    if not edges_us:
-        return "0"
-    return (
-        "(CASE " + " ".join(f"WHEN minute_us < {edge} THEN {index}" for index, edge in enumerate(edges_us)) + f" ELSE {len(edges_us)} END)"
-    )
+def _inside(changes: Sequence[tuple[int, int]], start_us: int, end_us: int) -> Sequence[tuple[int, int]]:
+    """The changes that matter to a part of the period: the one in force at its start, and those within."""
+    first = max(bisect_right(changes, start_us, key=lambda change: change[0]) - 1, 0)
+    return changes[first : bisect_left(changes, end_us, key=lambda change: change[0])]
+
+
+def _segment_sql(changes: Sequence[tuple[int, int]]) -> str:
+    """SQL for the tariff of `minute_us`: a tree of comparisons, so that a month of hundreds of bands asks each row eight times."""
+    if len(changes) < 2:
+        return str(changes[0][1] if changes else 0)
+    middle = len(changes) // 2
+    return f"(CASE WHEN minute_us < {changes[middle][0]} THEN {_segment_sql(changes[:middle])} ELSE {_segment_sql(changes[middle:])} END)"
 
 
 def _keys(times: Mapping[str, str], level: int, usage: bool) -> tuple[list[str], str]:

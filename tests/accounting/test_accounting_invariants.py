@@ -34,7 +34,7 @@ def exact(
     """Device time and unrounded cost per line, tenant and day."""
     sums: dict[tuple[str, str | None, int], tuple[int, Fraction]] = {}
     with stores(pool.records) as connection:
-        found = read_shares(connection, Calendar.of(PERIOD), pool.plan.basis, pool.plan.edges_us, 1)
+        found = read_shares(connection, Calendar.of(PERIOD), pool.plan.basis, pool.plan.changes(PERIOD.start_us, PERIOD.end_us), 1)
     for share in found.shares:
         us, cost = sums.get(key := (share.line, by_tenant(share.tenant), share.day), (0, Fraction(0)))
         sums[key] = (us + share.us, cost + Fraction(pool.plan.price(share.model, share.first_minute_us)) * share.us)
@@ -51,7 +51,7 @@ def test_every_microsecond_has_one_owner(stores: Stores, pool: Pool) -> None:
     capacity = sum(record.span_us for record in pool.records if isinstance(record, DeviceRecord))
     for basis in ("allocated", "used"):
         with stores(pool.records) as connection:
-            found = read_shares(connection, Calendar.of(PERIOD), basis, pool.plan.edges_us, 4)
+            found = read_shares(connection, Calendar.of(PERIOD), basis, pool.plan.changes(PERIOD.start_us, PERIOD.end_us), 4)
             assert connection.execute("SELECT COUNT(*) FROM parts WHERE LEAST(paid, idle, unallocated, overhead) < 0").fetchall() == [(0,)]
             assert connection.execute("SELECT COUNT(*) FROM parts WHERE paid + idle + unallocated + overhead <> span_us").fetchall() == [
                 (0,)
@@ -243,7 +243,7 @@ def test_the_generator_reaches_what_it_is_for(stores: Stores) -> None:
     @given(pool=pools())
     def look(pool: Pool) -> None:
         with stores(pool.records) as connection:
-            found = read_shares(connection, Calendar.of(PERIOD), "used", pool.plan.edges_us, 1)
+            found = read_shares(connection, Calendar.of(PERIOD), "used", pool.plan.changes(PERIOD.start_us, PERIOD.end_us), 1)
         seen["scaled"] |= found.scaled_minutes > 0
         seen["idle"] |= any(share.line == "idle" and share.us for share in found.shares)
         seen["edge"] |= len({share.segment for share in found.shares}) > 1
