@@ -2,9 +2,10 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from poolmeter.accounting.dimensions import BY, Filters, parse_by
+from poolmeter.accounting.dimensions import BY, CHARGE_BY, Filters, parse_by
 from poolmeter.accounting.recommend.commands import Apply, Approve, History, Recommend, Reject
 from poolmeter.clock import SystemClock
 from poolmeter.config import load_config
@@ -15,8 +16,8 @@ from poolmeter.report import write
 __all__ = ["Apply", "Approve", "Chargeback", "FocusExport", "History", "PlanCheck", "Recommend", "Reject", "Usage"]
 
 
-def _add_question(parser: argparse.ArgumentParser) -> None:
-    add_period_options(parser, BY, "tenant")
+def _add_question(parser: argparse.ArgumentParser, by: Sequence[str] = BY) -> None:
+    add_period_options(parser, by, "tenant")
     _add_filters(parser)
 
 
@@ -65,14 +66,14 @@ class Chargeback:
     """
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        _add_question(parser)
+        _add_question(parser, CHARGE_BY)
         _add_rating(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from poolmeter.accounting.chargeback import chargeback_for
 
         config = load_config(args.config)
-        by = parse_by(args.by)
+        by = parse_by(args.by, CHARGE_BY)
         report = chargeback_for(
             CollectorData(data_folder(args.data)).store,
             lambda plan_zone: _period(args, plan_zone or config.accounting.time_zone),

@@ -4,6 +4,7 @@ One row per stretch of one local day with one set of prices and per model; a mod
 are named.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -11,6 +12,7 @@ from itertools import pairwise
 
 from poolmeter.accounting.dimensions import Calendar, day_text
 from poolmeter.accounting.measures import hours
+from poolmeter.accounting.parts import OWN_LINE, PARTS
 from poolmeter.accounting.plans import PricePlan
 from poolmeter.accounting.plans.bands import DAYS, HOLIDAY, kind_of_day
 from poolmeter.accounting.plans.plan import UNPRICED, Tariff
@@ -60,8 +62,7 @@ def stretches(plan: PricePlan, period: Period) -> tuple[Stretch, ...]:
     ordered = sorted(edges)
     found = []
     for start_us, end_us in pairwise(ordered):
-        offset = next(offset for at, offset in reversed(offsets) if at <= start_us)
-        place = next(place for at, place in reversed(changes) if at <= start_us)
+        offset, place = (table[bisect_right(table, start_us, key=lambda entry: entry[0]) - 1][1] for table in (offsets, changes))
         local, until = start_us + offset, (end_us + offset) % DAY_US or DAY_US
         clock = f"{_clock(local % DAY_US)}-{_clock(until)}"
         found.append(Stretch(start_us, end_us, local // DAY_US, clock, None if place == UNPRICED else plan.tariffs[place]))
@@ -104,7 +105,8 @@ def plan_report(plan: PricePlan, period: Period, models: Sequence[str] = (), wid
         else:
             rows += [{**head, "model": model, "device_hour": price, "currency": plan.currency} for model, price in prices.items()] or [head]
     columns = (*COLUMNS[:3], "band", *asked) if wide else COLUMNS
-    extra = {"plan": {"name": plan.name, "version": plan.version, "sha256": plan.sha256}}
+    policy = {part: dict(plan.policies).get(part, OWN_LINE) for part in PARTS}
+    extra = {"policy": policy, "plan": {"name": plan.name, "version": plan.version, "sha256": plan.sha256}}
     zone = (plan.zone or time_zone("UTC")).key
     totals: dict[str, object] = {"currency": plan.currency, "basis": plan.basis, "time_zone": zone}
     warnings = (*missing, *_years_without_holidays(plan, period))

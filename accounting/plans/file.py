@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
+from poolmeter.accounting.parts import OWN_LINE, PARTS
 from poolmeter.accounting.plans.bands import DAY_MINUTES, DAYS, Band, kind_of_day, meetings
 from poolmeter.accounting.plans.currencies import MINOR_DIGITS
 from poolmeter.accounting.plans.lines import Lines
@@ -44,10 +45,18 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
+_Method = Literal["own-line", "even", "by-allocation", "by-use"]
+
+
 class _Policy(_Part):
-    idle: str = "own-line"
-    unallocated: str = "own-line"
-    overhead: str = "own-line"
+    idle: _Method = "own-line"
+    unallocated: _Method = "own-line"
+    overhead: _Method = "own-line"
+    reserved: _Method | None = None
+    suspended: _Method | None = None
+    down: _Method | None = None
+    switching: _Method | None = None
+    unattributed: _Method | None = None
 
 
 class _Band(_Part):
@@ -117,9 +126,6 @@ def parse_plan(body: bytes, source: str) -> PricePlan:
         raise BadInput(f"{text.key(*path)} is {first['input']!r:.80}, expected: {first['msg']}") from None
     if file.currency not in MINOR_DIGITS:
         raise BadInput(f"{text.key('currency')} is {file.currency!r}, expected an ISO 4217 code such as EUR, USD or JPY")
-    for line in ("idle", "unallocated", "overhead"):
-        if (policy := getattr(file.policy, line)) != "own-line":
-            raise BadInput(f"{text.key('policy', line)} is {policy!r}, expected 'own-line', the only policy built in this version")
     try:
         zone = time_zone(file.time_zone) if file.time_zone is not None else None
     except BadInput as error:
@@ -127,7 +133,18 @@ def parse_plan(body: bytes, source: str) -> PricePlan:
     holidays = _holidays(file, text)
     sets = tuple(_price_set(prices, index, zone, text) for index, prices in enumerate(file.prices))
     _check_dates(sets, text)
-    plan = PricePlan(file.name, file.version, file.currency, file.basis, zone, sets, source, hashlib.sha256(body).hexdigest(), holidays)
+    plan = PricePlan(
+        file.name,
+        file.version,
+        file.currency,
+        file.basis,
+        zone,
+        sets,
+        source,
+        hashlib.sha256(body).hexdigest(),
+        holidays,
+        tuple((part, method) for part in PARTS if (method := getattr(file.policy, part) or file.policy.overhead) != OWN_LINE),
+    )
     _check_bands(plan, text)
     return plan
 

@@ -48,7 +48,8 @@ class Tariff:
 class PricePlan:
     """One version of one plan; `sha256` is that of the file's bytes, `source` what errors call it.
 
-    `holidays` are days since 1970-01-01 by the zone's calendar. A plan with bands has a zone.
+    `holidays` are days since 1970-01-01 by the zone's calendar. A plan with bands has a zone. `policies` are (part, method) of the parts of
+    the pool's cost that are shared among tenants; what is not in it stays its own line.
     """
 
     name: str
@@ -60,6 +61,7 @@ class PricePlan:
     source: str
     sha256: str
     holidays: frozenset[int] = frozenset()
+    policies: tuple[tuple[str, str], ...] = ()
 
     @property
     def minor_digits(self) -> int:

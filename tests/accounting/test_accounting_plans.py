@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from poolmeter.accounting.parts import PARTS
 from poolmeter.accounting.plan_check import calendar_period, plan_report
 from poolmeter.accounting.plans import demo_plan, load_plan, parse_plan
 from poolmeter.accounting.plans.currencies import MINOR_DIGITS
@@ -94,7 +95,7 @@ def test_minor_digits_follow_iso_4217() -> None:
         ('currency = "EUR"', 'currency = "EUR"\ncurency = "x"', "curency is not a known key"),
         ('currency = "EUR"', 'currency = "EUR"\nbasis = "blend"', "basis is 'blend'"),
         ('currency = "EUR"', 'currency = "EUR"\ntime_zone = "Mars/Base"', "time zone is 'Mars/Base'"),
-        ('currency = "EUR"', 'currency = "EUR"\npolicy.idle = "even"', "policy.idle is 'even', expected 'own-line', the only policy built"),
+        ('currency = "EUR"', 'currency = "EUR"\npolicy.idle = "evenly"', "policy.idle is 'evenly', expected: Input should be 'own-line', 'even'"),
         ("version = 1", "version = 0", "version is 0"),
         ("version = 1", "version = 1.5", "version is '1.5'"),
         ('schema = "poolmeter.plan/1"', 'schema = "poolmeter.plan/2"', "schema is 'poolmeter.plan/2'"),
@@ -289,7 +290,7 @@ def test_lines_are_those_of_the_keys() -> None:
 
 def test_the_calendar_of_a_plan(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     file = tmp_path / "p.toml"
-    file.write_text(BANDED)
+    file.write_text(BANDED + '[policy]\ndown = "by-use"\n')
     words = ["plan", "check", str(file), "--from", "2026-12-24", "--to", "2026-12-26"]
     assert main(words) == 0
     out = capfdbinary.readouterr().out.decode()
@@ -312,6 +313,7 @@ def test_the_calendar_of_a_plan(tmp_path: Path, capfdbinary: pytest.CaptureFixtu
         "model": "NVIDIA H200", "device_hour": "2.5", "currency": "EUR",
     }  # fmt: skip
     assert body["rows"][2]["band"] == "peak" and body["warnings"] == []
+    assert body["policy"] == dict.fromkeys(PARTS, "own-line") | {"down": "by-use"}
     assert main([*words, "--model", "AMD MI300X"]) == 2
     assert "has no price for 'AMD MI300X' at 2026-12-23T23:00:00Z" in capfdbinary.readouterr().err.decode()
     file.write_text(BANDED.replace('"13:00-20:00"', '"13:00-23:00"'))
@@ -343,4 +345,4 @@ def test_the_reference_names_every_key() -> None:
     keys = {field.alias or name for name, field in _File.model_fields.items()} - {"policy", "prices"}
     keys |= {f"policy.{name}" for name in _Policy.model_fields} | {f"prices.bands.{name}" for name in _Band.model_fields}
     keys |= {f"prices.{field.alias or name}" for name, field in _Prices.model_fields.items()}
-    assert {key for key in keys if f"`{key}`" not in page} == set() and len(keys) == 19
+    assert {key for key in keys if f"`{key}`" not in page} == set() and len(keys) == 24
