@@ -190,7 +190,8 @@ def test_rows_are_dealt_as_one_is(weights: list[list[int]], amounts: list[int], 
     """Numbers past 64 bits too; a table whose rows and columns have their sums to the last unit."""
     kind = np.int64 if large == 1 else object
     table = np.array(weights, kind) * large
-    given_out = [amount * large + amount % 2 for amount in amounts[: len(weights)]]
+    # Where nothing is left nothing is taken.
+    given_out = [amount * large + amount % 2 if sum(row) else 0 for amount, row in zip(amounts, weights, strict=False)]
     rows = [split_exactly(amount, [int(n) for n in row]) for amount, row in zip(given_out, table, strict=True)]
     assert _deal(np.array(given_out, kind), table).tolist() == rows
     total = int(table.sum())
