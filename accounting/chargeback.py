@@ -19,6 +19,7 @@ from poolmeter.accounting.dimensions import (
 )
 from poolmeter.accounting.measures import Measures
 from poolmeter.accounting.plans import PricePlan, demo_plan, load_plan
+from poolmeter.accounting.policies import share_out
 from poolmeter.accounting.rating import LINES, Charge, money, rate
 from poolmeter.accounting.shares import DEVICE, LABELS, Shares, read_shares
 from poolmeter.accounting.source import ask, check_filters, check_identity, is_simulated, unaccounted_warnings
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import duckdb
 
 MONEY_COLUMNS = ("line", "quantity", "unit", "unit_price", "cost", "currency")
+TOTAL_COLUMNS = ("total_cost", "allocated_method")
 _TOTAL_OF = {"usage": "tenants", "idle": "idle", "unallocated": "unallocated", "overhead": "overhead"}
 
 
@@ -89,18 +91,20 @@ def chargeback_of(
 ) -> Report:
     """`chargeback_report` of an open catalog."""
     basis = basis or plan.basis
-    shares, charges = rated(connection, period, plan, level_of(by, filters), filters, basis)
-    charges = [charge for charge in charges if chosen(charge, filters)]
+    shares, every = rated(connection, period, plan, level_of(by, filters), filters, basis)
+    shared = share_out(every, plan.policies, frozenset({*by, *filters.chosen()}))
+    charges = [charge for charge in shared.charges if chosen(charge, filters)]
     rows = _rows(charges, by, plan)
+    kept = () if filters.tenant else shared.left
     extra = {"basis": basis, "plan": {"name": plan.name, "version": plan.version, "sha256": plan.sha256}}
     return Report(
         "chargeback",
-        (*by, *MONEY_COLUMNS, *measures.COLUMNS),
+        (*by, *MONEY_COLUMNS, *_shared_columns(plan), *measures.COLUMNS),
         tuple(rows),
         period.start_text(),
         period.end_text(),
         _totals(charges, plan),
-        (*warnings_of(shares, charges), *unaccounted_warnings(connection, period, filters)),
+        (*warnings_of(shares, charges), *(_nobody(*left) for left in kept), *unaccounted_warnings(connection, period, filters)),
         extra,
     )
 
@@ -111,7 +115,8 @@ def rated(
     """All shares and charges of a period at a level of detail (`shares.LABELS`), once the filters name what is there."""
     check_filters(connection, filters)
     check_identity(connection, period)
-    shares = read_shares(connection, Calendar.of(period), basis, plan.edges_us, level)
+    with_use = any(method == "by-use" for _, method in plan.policies)
+    shares = read_shares(connection, Calendar.of(period), basis, plan.changes(period.start_us, period.end_us), level, with_use)
     return shares, rate(shares.shares, plan)
 
 
@@ -130,6 +135,8 @@ def value_of(charge: Charge, name: str) -> str | None:
     share = charge.share
     if name == "tenant":
         return share.tenant
+    if name == "part":
+        return share.part
     if name == "day":
         return day_text(share.day)
     if name == "hour":
@@ -148,7 +155,7 @@ def chosen(charge: Charge, filters: Filters) -> bool:
 def _rows(charges: list[Charge], by: tuple[str, ...], plan: PricePlan) -> list[dict[str, object]]:
     groups: dict[tuple[object, ...], list[Charge]] = {}
     for charge in charges:
-        if charge.share.line == "usage" or charge.us or charge.amount:
+        if charge.share.line == "usage" or charge.us or charge.amount or charge.shared:
             groups.setdefault((charge.share.line, *(value_of(charge, name) for name in by)), []).append(charge)
     rows = []
     for (line, *values), members in sorted(groups.items(), key=lambda item: (sort_key(item[0][1:]), LINES.index(str(item[0][0])))):
@@ -162,6 +169,7 @@ def _rows(charges: list[Charge], by: tuple[str, ...], plan: PricePlan) -> list[d
             row["unit_price"] = next(iter(prices))
         row["cost"] = money(sum(charge.amount for charge in members), plan.minor_digits)
         row["currency"] = plan.currency
+        row.update(_shared(members, plan))
         measured: Measures | None = None
         for charge in members:
             if charge.measures is not None:
@@ -179,7 +187,43 @@ def _totals(charges: list[Charge], plan: PricePlan) -> dict[str, object]:
     totals: dict[str, object] = {"cost": money(sum(amounts.values()), plan.minor_digits), "currency": plan.currency}
     totals.update({_TOTAL_OF[line]: money(amount, plan.minor_digits) for line, amount in amounts.items()})
     totals["adjustments"] = money(0, plan.minor_digits)
+    if plan.policies:
+        added = {part: sum(max(charge.shared.get(part, 0), 0) for charge in charges) for part, _ in plan.policies}
+        totals["shared"] = money(sum(added.values()), plan.minor_digits)
+        totals.update({f"shared_{part}": money(amount, plan.minor_digits) for part, amount in added.items()})
+        everything = sum(amounts.values()) + sum(sum(charge.shared.values()) for charge in charges)
+        totals["total_cost"] = money(everything, plan.minor_digits)
     return totals
+
+
+def _shared_columns(plan: PricePlan) -> tuple[str, ...]:
+    """The columns of what policies share; none where everything stays its own line."""
+    return ("shared_cost", *(f"shared_{part}" for part, _ in plan.policies), *TOTAL_COLUMNS) if plan.policies else ()
+
+
+def _shared(members: list[Charge], plan: PricePlan) -> dict[str, object]:
+    """What policies add to a row (negative: take from it), by the part it comes from, and by which methods."""
+    if not plan.policies:
+        return {}
+    by_part = {
+        part: sum(c.shared[part] for c in members if part in c.shared)
+        for part, _ in plan.policies
+        if any(part in c.shared for c in members)
+    }
+    found: dict[str, object] = {"shared_cost": money(sum(by_part.values()), plan.minor_digits)}
+    found.update({f"shared_{part}": money(amount, plan.minor_digits) for part, amount in by_part.items()})
+    found["total_cost"] = money(sum(charge.amount for charge in members) + sum(by_part.values()), plan.minor_digits)
+    methods = {part: method for part, method in plan.policies if part in by_part}
+    if len(set(methods.values())) == 1:
+        found["allocated_method"] = next(iter(methods.values()))
+    elif methods:
+        found["allocated_method"] = ", ".join(f"{part}: {method}" for part, method in methods.items())
+    return found
+
+
+def _nobody(part: str, method: str, days: int) -> str:
+    among = {"even": "no tenant", "by-allocation": "no tenant with a promise at a price", "by-use": "no tenant with use at a price"}[method]
+    return f"on {days} day{'s' if days > 1 else ''} there is {among} to share {part} among ({method}): it stays its own line"
 
 
 def warnings_of(shares: Shares, charges: list[Charge]) -> tuple[str, ...]:

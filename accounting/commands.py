@@ -2,9 +2,10 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from poolmeter.accounting.dimensions import BY, Filters, parse_by
+from poolmeter.accounting.dimensions import BY, CHARGE_BY, Filters, parse_by
 from poolmeter.accounting.recommend.commands import Apply, Approve, History, Recommend, Reject
 from poolmeter.clock import SystemClock
 from poolmeter.config import load_config
@@ -12,11 +13,11 @@ from poolmeter.period import Period, add_period_options, parse_period
 from poolmeter.places import CollectorData, data_folder
 from poolmeter.report import write
 
-__all__ = ["Apply", "Approve", "Chargeback", "FocusExport", "History", "Recommend", "Reject", "Usage"]
+__all__ = ["Apply", "Approve", "Chargeback", "FocusExport", "History", "PlanCheck", "Recommend", "Reject", "Usage"]
 
 
-def _add_question(parser: argparse.ArgumentParser) -> None:
-    add_period_options(parser, BY, "tenant")
+def _add_question(parser: argparse.ArgumentParser, by: Sequence[str] = BY) -> None:
+    add_period_options(parser, by, "tenant")
     _add_filters(parser)
 
 
@@ -65,14 +66,14 @@ class Chargeback:
     """
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        _add_question(parser)
+        _add_question(parser, CHARGE_BY)
         _add_rating(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from poolmeter.accounting.chargeback import chargeback_for
 
         config = load_config(args.config)
-        by = parse_by(args.by)
+        by = parse_by(args.by, CHARGE_BY)
         report = chargeback_for(
             CollectorData(data_folder(args.data)).store,
             lambda plan_zone: _period(args, plan_zone or config.accounting.time_zone),
@@ -117,4 +118,29 @@ class FocusExport:
         write(report, "csv" if args.format == "table" else args.format, args.output)
         for warning in report.warnings:
             print(f"warning: {warning}", file=sys.stderr)
+        return 0
+
+
+class PlanCheck:
+    """Check a price plan and show its calendar: which price is in force when.
+
+    The file is read as chargeback reads it; what is wrong is named with its line. A row is a stretch of a local day; the table has the
+    models side by side, the other formats a row for each.
+    """
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", metavar="FILE", type=Path, help="price plan")
+        parser.add_argument("--from", dest="start", metavar="TIME", help="start, inclusive, in the plan's zone (Monday of this week)")
+        parser.add_argument("--to", dest="end", metavar="TIME", help="end, exclusive (a week after the start)")
+        parser.add_argument(
+            "--model", action="append", default=[], metavar="M", help="prices of this model (repeatable; the plan's patterns)"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        from poolmeter.accounting.plan_check import calendar_period, plan_report
+        from poolmeter.accounting.plans import load_plan
+
+        plan = load_plan(args.file)
+        period = calendar_period(plan, args.start, args.end, SystemClock().wall_us())
+        write(plan_report(plan, period, args.model, wide=args.format == "table"), args.format, args.output)
         return 0

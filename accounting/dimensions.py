@@ -23,6 +23,7 @@ COLUMNS: dict[str, str] = {
     "workload": "workload",
 }
 BY: tuple[str, ...] = (*COLUMNS, "day", "hour")
+CHARGE_BY: tuple[str, ...] = (*BY, "part")  # of a line: `poolmeter.accounting.parts`
 DEVICE_FIELDS = frozenset({"model", "pool", "node", "device"})  # what a device has by itself, allocated or not
 LABEL_FIELDS = frozenset(COLUMNS) - DEVICE_FIELDS - {"tenant"}  # what an allocation says of itself
 
@@ -43,12 +44,12 @@ class Filters:
 EVERYTHING = Filters()
 
 
-def parse_by(text: str) -> tuple[str, ...]:
-    """The fields of `--by`, in the order given. Raises BadInput on an unknown, empty or repeated one."""
+def parse_by(text: str, known: Sequence[str] = BY) -> tuple[str, ...]:
+    """The fields of `--by`, in the order given. Raises BadInput on one that is not among `known`, or is there twice."""
     names = tuple(part.strip() for part in text.split(","))
     for index, name in enumerate(names):
-        if name not in BY:
-            raise BadInput(f"--by is {name!r}, expected one or several of {', '.join(BY)}")
+        if name not in known:
+            raise BadInput(f"--by is {name!r}, expected one or several of {', '.join(known)}")
         if name in names[:index]:
             raise BadInput(f"--by names {name!r} twice, expected each field once")
     return names

@@ -166,8 +166,8 @@ def _row(part: _Part, bill: _Bill) -> dict[str, object]:
     row: dict[str, object] = {
         "AllocatedMethodId": f"{bill.basis} device time",
         "AllocatedMethodDetails": dumps({"Elements": [element]}),
-        "AllocatedResourceId": share.line,  # of a tenant: its allocation, see below
-        "AllocatedResourceName": share.line,
+        "AllocatedResourceId": share.part,  # of a tenant: its allocation, see below
+        "AllocatedResourceName": share.part,
         "BilledCost": billed,
         "EffectiveCost": billed,
         "ListCost": listed,

@@ -1,8 +1,8 @@
 """From device time to money: pure, whole numbers only, the same result for the same shares in any order.
 
 The cost of a day is its whole capacity at list prices, rounded once (half to even) to the currency's smallest unit. That amount is split
-by largest remainder over the day's lines (a tenant, idle, unallocated, overhead), and a line's amount again over its allocations, their
-devices, their hours, as far as the question goes. So every coarser figure is the sum of the finer ones, and a filter only leaves lines
+by largest remainder over the day's lines (a tenant, idle, unallocated, overhead), and a line's amount again over its parts, its allocations,
+their devices, their hours, as far as the question goes. So every coarser figure is the sum of the finer ones, and a filter only leaves lines
 out. Ties go to the older allocation: to the smaller allocation id, then to the smaller label, device or hour, never by tenant name.
 docs/decisions/rounding.md gives the reasons.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Context, Decimal
 
 from poolmeter.accounting.measures import Measures
+from poolmeter.accounting.parts import PARTS
 from poolmeter.accounting.plans import PRICE_DECIMALS, PricePlan
 from poolmeter.accounting.shares import REST, Share
 from poolmeter.errors import DataError
@@ -26,7 +27,8 @@ Key = tuple[tuple[bool, str], ...]
 class Charge:
     """One finest line: where it belongs, its device time, its amount in the currency's smallest unit.
 
-    `spent` is its device time by price; a price that applied where there was none is there with 0.
+    `spent` is its device time by price; a price that applied where there was none is there with 0. `allocated_weight` and `used_weight` are
+    its promise and its use at list price. `shared` is what policies take from it (negative) or add to it, by the part it comes from.
     """
 
     share: Share
@@ -36,6 +38,9 @@ class Charge:
     measures: Measures | None = None
     amount: int = 0
     order: str = ""
+    allocated_weight: int = 0
+    used_weight: int = 0
+    shared: dict[str, int] = field(default_factory=dict)
 
 
 def rate(shares: Iterable[Share], plan: PricePlan) -> list[Charge]:
@@ -49,14 +54,17 @@ def rate(shares: Iterable[Share], plan: PricePlan) -> list[Charge]:
         if known not in prices:
             prices[known] = plan.price(share.model, share.first_minute_us)
         price = prices[known]
-        key = (share.line, share.tenant, share.labels, share.device, share.hour_us)
+        key = (share.line, share.part, share.tenant, share.labels, share.device, share.hour_us)
         charges = days.setdefault(share.day, {})
         charge = charges.setdefault(key, Charge(share, order=share.order))
         charge.us += share.us
-        charge.weight += share.us * int(price.scaleb(PRICE_DECIMALS, _EXACT))
+        list_price = int(price.scaleb(PRICE_DECIMALS, _EXACT))
+        charge.weight += share.us * list_price
+        charge.used_weight += share.used_us * list_price
         charge.order = min(charge.order, share.order)
         charge.spent[price] = charge.spent.get(price, 0) + share.us
         if share.measures is not None:
+            charge.allocated_weight += share.measures.allocated_us * list_price
             charge.measures = share.measures if charge.measures is None else charge.measures.plus(share.measures)
     return [charge for day in sorted(days) for charge in _rate_day(list(days[day].values()), plan.minor_digits)]
 
@@ -93,6 +101,7 @@ def _deal(amount: int, charges: list[Charge], depth: int) -> None:
 
 _STEPS: tuple[Callable[[Share], object], ...] = (
     lambda share: (share.line, share.tenant),
+    lambda share: share.part,
     lambda share: share.labels,
     lambda share: share.device,
     lambda share: share.hour_us,
@@ -105,11 +114,14 @@ def _order(group: list[Charge], depth: int) -> tuple[object, ...]:
         # The name decides only between tenants that share their oldest allocation, which no enforcer hands out twice.
         return (LINES.index(share.line), min(charge.order for charge in group), share.tenant or "")
     if depth == 1:
-        return (min(charge.order for charge in group), *_key(share.labels))
+        return (PARTS.index(share.part) if share.part in PARTS else -1,)
     if depth == 2:
-        return _key(share.device)
+        return (min(charge.order for charge in group), *text_key(share.labels))
+    if depth == 3:
+        return text_key(share.device)
     return (share.hour_us or 0,)
 
 
-def _key(texts: tuple[str | None, ...]) -> Key:
+def text_key(texts: tuple[str | None, ...]) -> Key:
+    """Order of labels and devices: as text, absent last."""
     return tuple((text is None, text or "") for text in texts)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolmeter.accounting.chargeback import chargeback_for
-from poolmeter.accounting.dimensions import Filters, parse_by
+from poolmeter.accounting.dimensions import CHARGE_BY, Filters, parse_by
 from poolmeter.accounting.focus import focus_report
 from poolmeter.accounting.opencost import PARAMETERS, compute
 from poolmeter.accounting.usage import usage_report
@@ -50,7 +50,7 @@ def routes(root: Path, settings: AccountingSection | None = None, clock: Clock |
         return chargeback_for(
             root,
             lambda plan_zone: _period(params, plan_zone or chosen.time_zone, now),
-            parse_by(params.get("by", "tenant")),
+            parse_by(params.get("by", "tenant"), CHARGE_BY),
             _filters(params),
             flag=None,
             configured=chosen.plan,

@@ -10,6 +10,7 @@ Whole numbers throughout: BIGINT sums to HUGEINT, `//` only to scale an over-ful
 by allocation id.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from poolmeter.accounting import measures
 from poolmeter.accounting.dimensions import Calendar
 from poolmeter.accounting.measures import Measures
+from poolmeter.accounting.parts import LINE_OF, OWN, PARTS
 from poolmeter.accounting.source import rows_of
 from poolmeter.collector.catalog import quoted
 from poolmeter.model.units import DAY_US
@@ -38,8 +40,10 @@ REST = ("idle", "unallocated", "overhead")
 class Share:
     """Device time of one line, and the finest keys asked for. `line` is usage or one of `REST`; only usage has a tenant and measures.
 
+    `part` is what of the line it is (`poolmeter.accounting.parts`). `used_us` of usage is its use, the promise where that is unknown; 0
+    unless it was asked for.
     `labels`, `device` and `hour_us` are empty or None below their level. `order` breaks ties: the smallest allocation id in it.
-    `segment` numbers the plan's price edges passed; `first_minute_us` is the earliest minute in it.
+    `segment` is the plan's tariff (`PricePlan.changes`); `first_minute_us` is the earliest minute in it.
     """
 
     line: str
@@ -54,6 +58,8 @@ class Share:
     order: str
     us: int
     measures: Measures | None = None
+    part: str = OWN
+    used_us: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,19 +73,30 @@ class Shares:
     orphan_minutes: int
 
 
-def read_shares(connection: "duckdb.DuckDBPyConnection", calendar: Calendar, basis: str, edges_us: Sequence[int], level: int) -> Shares:
-    """The shares of a period on a basis (`allocated` or `used`), split at the price edges, to a level of detail."""
+def read_shares(
+    connection: "duckdb.DuckDBPyConnection",
+    calendar: Calendar,
+    basis: str,
+    changes: Sequence[tuple[int, int]],
+    level: int,
+    with_use: bool = False,
+) -> Shares:
+    """The shares of a period on a basis (`allocated` or `used`), split where the tariff changes, to a level of detail.
+
+    `changes` are (from this moment on, number of the tariff), ascending, as `PricePlan.changes` gives them. `with_use` asks
+    for `Share.used_us`.
+    """
     period = calendar.period
-    inside = [edge for edge in edges_us if period.start_us < edge < period.end_us]
-    times = {"day": calendar.day_sql(), "segment": _segment_sql(inside)}
+    times = {"day": calendar.day_sql()}
     if level >= 4:
         times["hour"] = calendar.hour_sql()
     shares: list[Share] = []
     sums = [0, 0, 0, 0]
     for start_us, end_us in _chunks(connection, period):
         span = f"minute_us >= {start_us} AND minute_us < {end_us}"
+        times["segment"] = _segment_sql(_inside(changes, start_us, end_us))
         scaled = _prepare(connection, span, basis)
-        shares += _tenant_shares(connection, span, basis, times, level, scaled)
+        shares += _tenant_shares(connection, span, basis, times, level, scaled, with_use)
         rest, capacity_us, unattributed_us = _rest_shares(connection, times, level)
         shares += rest
         found = rows_of(connection, "SELECT COUNT(*) FILTER (WHERE NOT orphan), COUNT(*) FILTER (WHERE orphan) FROM over_full")[0]
@@ -156,28 +173,35 @@ def _prepare(connection: "duckdb.DuckDBPyConnection", span: str, basis: str) -> 
     return True
 
 
+# What is overhead, part by part, after the time it may take: see docs/decisions/rating-parts.md.
 _PARTS = {
     "allocated": """
     SELECT *, LEAST(load, cap) AS paid, 0 AS idle, span_us - allocated_us - reserved_us - suspended_us - down_us AS unallocated,
-      reserved_us + suspended_us + down_us + allocated_us - LEAST(load, cap) AS overhead, allocated_us - LEAST(load, cap) AS unattributed
+      reserved_us AS reserved, suspended_us AS suspended, down_us AS down, 0 AS switching, allocated_us - LEAST(load, cap) AS unattributed
     FROM claims""",
     "used": """
     , one AS (SELECT *, LEAST(load, cap) AS paid FROM claims)
     , two AS (SELECT *, LEAST(switch_us, cap - paid) AS switching FROM one)
     , three AS (SELECT *, LEAST(spare, cap - paid - switching) AS idle FROM two)
-    , four AS (SELECT *, LEAST(suspended_us + reserved_us + gap, cap - paid - switching - idle) AS held FROM three)
-    SELECT *, cap - paid - switching - idle - held AS unallocated, down_us + switching + held AS overhead,
-      GREATEST(held - suspended_us - reserved_us, 0) AS unattributed
-    FROM four""",
+    , four AS (SELECT *, LEAST(suspended_us, cap - paid - switching - idle) AS suspended FROM three)
+    , five AS (SELECT *, LEAST(reserved_us, cap - paid - switching - idle - suspended) AS reserved FROM four)
+    , six AS (SELECT *, LEAST(gap, cap - paid - switching - idle - suspended - reserved) AS unattributed FROM five)
+    SELECT *, down_us AS down, cap - paid - switching - idle - suspended - reserved - unattributed AS unallocated FROM six""",
 }
 
 
-def _segment_sql(edges_us: Sequence[int]) -> str:
-    if not edges_us:
-        return "0"
-    return (
-        "(CASE " + " ".join(f"WHEN minute_us < {edge} THEN {index}" for index, edge in enumerate(edges_us)) + f" ELSE {len(edges_us)} END)"
-    )
+def _inside(changes: Sequence[tuple[int, int]], start_us: int, end_us: int) -> Sequence[tuple[int, int]]:
+    """The changes that matter to a part of the period: the one in force at its start, and those within."""
+    first = max(bisect_right(changes, start_us, key=lambda change: change[0]) - 1, 0)
+    return changes[first : bisect_left(changes, end_us, key=lambda change: change[0])]
+
+
+def _segment_sql(changes: Sequence[tuple[int, int]]) -> str:
+    """SQL for the tariff of `minute_us`: a tree of comparisons, so that a month of hundreds of bands asks each row eight times."""
+    if len(changes) < 2:
+        return str(changes[0][1] if changes else 0)
+    middle = len(changes) // 2
+    return f"(CASE WHEN minute_us < {changes[middle][0]} THEN {_segment_sql(changes[:middle])} ELSE {_segment_sql(changes[middle:])} END)"
 
 
 def _keys(times: Mapping[str, str], level: int, usage: bool) -> tuple[list[str], str]:
@@ -193,11 +217,12 @@ def _keys(times: Mapping[str, str], level: int, usage: bool) -> tuple[list[str],
 
 
 def _tenant_shares(
-    connection: "duckdb.DuckDBPyConnection", span: str, basis: str, times: Mapping[str, str], level: int, scaled: bool
+    connection: "duckdb.DuckDBPyConnection", span: str, basis: str, times: Mapping[str, str], level: int, scaled: bool, with_use: bool
 ) -> list[Share]:
     claim = "allocated_us" if basis == "allocated" else "COALESCE(used_us, allocated_us)"
     keys, group = _keys(times, level, usage=True)
-    ordering = "MIN(allocation_id), MIN(minute_us)"
+    use = "SUM(COALESCE(used_us, allocated_us))" if with_use else "0"
+    ordering = f"MIN(allocation_id), MIN(minute_us), {use}"
     found = rows_of(
         connection,
         f"SELECT {', '.join(keys)}, {ordering}, SUM({claim}), {measures.SLICE_SQL} FROM slice_minutes WHERE {span} GROUP BY {group}",
@@ -208,27 +233,40 @@ def _tenant_shares(
     shares = []
     for row in found:
         values: tuple[object, ...] = row[: len(keys)]
-        order, first_us, us, *measured = row[len(keys) :]
+        order, first_us, used_us, us, *measured = row[len(keys) :]
         paid = int(str(us)) + corrections.pop(values, 0)
-        shares.append(_share("usage", values, str(order), int(str(first_us)), paid, level, Measures(*measured)))  # type: ignore[arg-type]
+        known = Measures(*measured)  # type: ignore[arg-type]
+        shares.append(_share("usage", values, str(order), int(str(first_us)), paid, level, known, used_us=int(str(used_us))))
     assert not corrections
     return shares
 
 
 def _rest_shares(connection: "duckdb.DuckDBPyConnection", times: Mapping[str, str], level: int) -> tuple[list[Share], int, int]:
     keys, group = _keys(times, level, usage=False)
-    sums = ", ".join(f"SUM({name})" for name in ("span_us", "unattributed", *REST))
+    sums = ", ".join(f"SUM({name})" for name in ("span_us", *PARTS))
     shares, capacity_us, unattributed_us = [], 0, 0
     for row in rows_of(connection, f"SELECT {', '.join(keys)}, MIN(minute_us), {sums} FROM parts GROUP BY {group}"):
-        first_us, span_us, unattributed, *rest = (int(str(value)) for value in row[len(keys) :])
+        first_us, span_us, *rest = (int(str(value)) for value in row[len(keys) :])
         capacity_us += span_us
-        unattributed_us += unattributed
-        for line, us in zip(REST, rest, strict=True):
-            shares.append(_share(line, row[: len(keys)], "", first_us, us, level, None))
+        for part, us in zip(PARTS, rest, strict=True):
+            unattributed_us += us if part == "unattributed" else 0
+            if us or part == "unallocated":  # every device has a line, so that its model must have a price
+                shares.append(_share(LINE_OF[part], row[: len(keys)], "", first_us, us, level, None, part=part))
     return shares, capacity_us, unattributed_us
 
 
-def _share(line: str, values: tuple[object, ...], order: str, first_us: int, us: int, level: int, measured: Measures | None) -> Share:
+def _share(
+    line: str,
+    values: tuple[object, ...],
+    order: str,
+    first_us: int,
+    us: int,
+    level: int,
+    measured: Measures | None,
+    *,
+    part: str = OWN,
+    used_us: int = 0,
+) -> Share:
     day, segment, hour, tenant, *texts = values
     labels = texts[: len(LABELS)] if level >= 2 and line == "usage" else []
     device = texts[len(LABELS) :] if level >= 3 else []
@@ -245,4 +283,6 @@ def _share(line: str, values: tuple[object, ...], order: str, first_us: int, us:
         order=order,
         us=us,
         measures=measured,
+        part=part,
+        used_us=used_us,
     )

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from poolmeter.accounting.chargeback import chargeback_report, chosen_plan
-from poolmeter.accounting.dimensions import BY
+from poolmeter.accounting.dimensions import CHARGE_BY
 from poolmeter.accounting.plans import PricePlan, parse_plan
 from poolmeter.clock import SystemClock
 from poolmeter.dashboards import charts
@@ -31,7 +31,8 @@ PERIODS: dict[str, tuple[str, str]] = {
 }
 OTHER = "From … to …"
 BASES = {"As the plan says": None, "Allocated": "allocated", "Used": "used"}
-FIRST = ("line", "quantity", "unit", "unit_price", "cost", "currency", "used_device_hours", "used_basis", "completeness")
+SHARED = ("shared_cost", "total_cost", "allocated_method")
+FIRST = ("line", "quantity", "unit", "unit_price", "cost", *SHARED, "currency", "used_device_hours", "used_basis", "completeness")
 
 
 def show() -> None:
@@ -51,7 +52,7 @@ def show() -> None:
     if not report.rows:
         st.info("Nothing was watched in this period, so there is nothing to bill.")
         return
-    by = tuple(column for column in report.columns if column in BY)
+    by = tuple(column for column in report.columns if column in CHARGE_BY)
     st.altair_chart(_chart(report, by, charts.colours_of(tenants)), width="stretch")
     st.dataframe(table(report), hide_index=True, width="stretch")
     st.download_button("Download CSV", as_csv(report).encode(), "chargeback.csv", "text/csv", icon=":material/download:")
@@ -60,7 +61,7 @@ def show() -> None:
 def _asked(chosen: Settings) -> Report:
     columns = st.columns([2, 3, 2])
     name = columns[0].selectbox("Period", [*PERIODS, OTHER], index=list(PERIODS).index("This month"))
-    by = columns[1].multiselect("By", BY, default=["tenant"], help="One row per line and combination of these.")
+    by = columns[1].multiselect("By", CHARGE_BY, default=["tenant"], help="One row per line and combination of these.")
     basis = columns[2].selectbox("Basis", list(BASES), help="What is charged: the promise, or what was used of it.")
     start, end = PERIODS.get(name, ("this-month", "now"))
     if name == OTHER:
@@ -104,19 +105,17 @@ def _plan_text(report: Report) -> str:
 
 def _totals(report: Report) -> None:
     currency = cell(report.totals.get("currency"))
-    columns = st.columns(5)
-    for column, (label, key) in zip(
-        columns,
-        (("Pool cost", "cost"), ("Tenants", "tenants"), ("Idle", "idle"), ("Unallocated", "unallocated"), ("Overhead", "overhead")),
-        strict=True,
-    ):
+    figures = [("Pool cost", "cost"), ("Tenants", "tenants"), ("Idle", "idle"), ("Unallocated", "unallocated"), ("Overhead", "overhead")]
+    if "shared" in report.totals:
+        figures.append(("Of these shared", "shared"))
+    for column, (label, key) in zip(st.columns(len(figures)), figures, strict=True):
         value = report.totals.get(key)
         column.metric(label, "unknown" if value is None else f"{cell(value)} {currency}", border=True)
 
 
 def table(report: Report) -> pd.DataFrame:
     """The report's rows as text, exactly as in its CSV; columns that say nothing are left out, what the bill is about comes first."""
-    by = [column for column in report.columns if column in BY]
+    by = [column for column in report.columns if column in CHARGE_BY]
     rest = [column for column in report.columns if column not in by and column not in FIRST]
     order = [*by, *(column for column in FIRST if column in report.columns), *rest]
     filled = [column for column in order if any(row.get(column) is not None for row in report.rows)]
@@ -127,9 +126,13 @@ def _chart(report: Report, by: tuple[str, ...], colours: dict[str, str]) -> "alt
     first = "tenant" if "tenant" in by else by[0]
     rows: list[tuple[str, str, Decimal]] = []
     for row in report.rows:
-        cost, line = row.get("cost"), cell(row.get("line"))
+        cost, line, shared = row.get("cost"), cell(row.get("line")), row.get("shared_cost")
+        owner = cell(row.get(first)) or f"({line})"
         if isinstance(cost, Decimal):
-            rows.append((cell(row.get(first)) or f"({line})", line, cost))
+            # What a policy gives to a tenant is a piece of its bar, and no longer of the line that it is taken from.
+            moved = shared if isinstance(shared, Decimal) else Decimal(0)
+            rows.append((owner, line, cost + min(moved, Decimal(0))))
+            rows += [(owner, "shared", moved)] if moved > 0 else []
     # Tenants first, largest first; then what belongs to nobody.
     sums: dict[str, Decimal] = {}
     for owner, _, cost in rows:

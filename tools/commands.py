@@ -36,6 +36,7 @@ EXAMPLES = {
     "usage": "poolmeter usage --from 7d --by tenant,day",
     "chargeback": "poolmeter chargeback --from last-month --plan plan.toml --format csv --output bill.csv",
     "focus export": "poolmeter focus export --from last-month --issuer 'Example Computing' --output costs.csv",
+    "plan check": "poolmeter plan check plan.toml --from 2026-12-21 --model 'NVIDIA H200'",
     "recommend": "poolmeter recommend --why",
     "approve": "poolmeter approve d-5f2c9a1be07d4c38",
     "reject": "poolmeter reject d-5f2c9a1be07d4c38 --reason 'needed again on Monday'",
@@ -64,7 +65,7 @@ to stderr.
 Where things are: `--data`, else `$POOLMETER_DATA`, else `/var/lib/poolmeter` for root and `~/.local/share/poolmeter` for others. Nodes with
 an enforcer have a run folder too: `--run`, else `$POOLMETER_RUN`, else `/run/poolmeter` for root and `$XDG_RUNTIME_DIR/poolmeter` for others.
 
-The JSON of `up`, `demo`, `allocation …`, `usage`, `chargeback`, `focus export`, `recommend` and the other verbs of decisions, `doctor`, `top --once`, `store …`, `token …`, `books log`, and `simulate tenant` is
+The JSON of `up`, `demo`, `allocation …`, `usage`, `chargeback`, `focus export`, `plan check`, `recommend` and the other verbs of decisions, `doctor`, `top --once`, `store …`, `token …`, `books log`, and `simulate tenant` is
 described by the `*.schema.json` files beside this page.
 
 A size is `512M`, `40GiB`, `1.5G` (1G = 1 GiB). A time is RFC 3339 (`2026-01-31T12:00:00Z`), a date, `today`, `7d`, or `last-month`.

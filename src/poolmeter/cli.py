@@ -68,7 +68,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("statement explain", None, "walk from a line's cents to its minutes"),
     Entry("budget", None, "budgets and forecasts"),
     Entry("period", None, "open and close billing periods"),
-    Entry("plan", None, "price plans"),
+    Entry("plan check", "poolmeter.accounting.commands:PlanCheck", "check a price plan and show its calendar"),
     Entry("assets list", None, "the register of devices"),
     Entry("assets show", None, "one device of the register"),
     Entry("assets import", None, "fill the register from a file"),

@@ -23,7 +23,9 @@ from poolmeter.errors import BadInput, Unavailable
 
 FORMATS = ("table", "json", "csv", "parquet", "arrow")
 # Keys of rows and totals that hold money; they leave as decimal strings, so that no reader makes a float of them unasked.
-MONEY = frozenset({"cost", "unit_price", "tenants", "idle", "unallocated", "overhead", "adjustments"})
+MONEY = frozenset(
+    {"cost", "unit_price", "tenants", "idle", "unallocated", "overhead", "adjustments", "shared", "shared_cost", "total_cost"}
+) | {f"shared_{part}" for part in ("idle", "unallocated", "reserved", "suspended", "down", "switching", "unattributed")}
 # What FOCUS calls money; in Parquet and Arrow it is a decimal, as FOCUS has it.
 _FOCUS_MONEY = frozenset(
     {"BilledCost", "EffectiveCost", "ListCost", "ContractedCost", "ListUnitPrice", "ContractedUnitPrice", "x_SplitOriginCost"}

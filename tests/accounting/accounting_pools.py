@@ -9,6 +9,7 @@ import duckdb
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from poolmeter.accounting.parts import METHODS, OWN_LINE, PARTS
 from poolmeter.accounting.plans import PricePlan, parse_plan
 from poolmeter.model.units import HOUR_US, MINUTE_US
 from poolmeter.model.usage import DeviceRecord, SliceRecord, UsageRecord
@@ -26,13 +27,28 @@ name = "generated"
 version = 1
 currency = "{currency}"
 basis = "{basis}"
+time_zone = "Europe/Vienna"
+[policy]
+{policy}
 [[prices]]
 from = 2026-01-01
 to = {edge}
 device_hour = {{ "Sim H*" = {price}, "Sim H200" = "7.123456789", "*" = "3.07" }}
+{bands}
 [[prices]]
 from = {edge}
 device_hour = {{ "Sim H*" = "1", "*" = {price} }}
+"""
+BANDS = """[[prices.bands]]
+name = "late"
+days = "mon"
+hours = "23:58-00:01"
+factor = 3
+[[prices.bands]]
+name = "early"
+hours = ["00:01-00:02"]
+device_hour = { "Sim A*" = "0.01" }
+factor = 0
 """
 QUICK = settings(
     max_examples=settings.default.max_examples if os.environ.get("POOLMETER_LONG") == "1" else 7,
@@ -88,6 +104,8 @@ def pools(draw: st.DrawFn) -> Pool:
             )
             for (allocation, tenant, project), promise in zip(on_card, _split(draw, allocated, max(1, len(on_card))), strict=False):
                 sequence += 1
+                if draw(st.sampled_from((False, False, False, True))):
+                    continue  # its record is lost: a promise of which nothing tells whose it was
                 used = draw(st.one_of(st.none(), st.integers(0, promise), st.integers(0, span)))
                 records.append(
                     SliceRecord(
@@ -115,5 +133,7 @@ def pools(draw: st.DrawFn) -> Pool:
         basis=draw(st.sampled_from(("allocated", "used"))),
         price=draw(st.sampled_from(('"0"', '"36.00"', '"1999.999999999"', '"0.000000001"'))),
         edge="2026-09-21T22:01:00Z" if draw(st.booleans()) else "2030-01-01",
+        bands=BANDS if draw(st.booleans()) else "",
+        policy="\n".join(f'{part} = "{draw(st.sampled_from((OWN_LINE, *METHODS)))}"' for part in PARTS) if draw(st.booleans()) else "",
     )
     return Pool(tuple(records), parse_plan(text.encode(), "generated.toml"))

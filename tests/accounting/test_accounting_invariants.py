@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from poolmeter.accounting.chargeback import chargeback_of
-from poolmeter.accounting.dimensions import BY, EVERYTHING, Calendar, Filters
+from poolmeter.accounting.dimensions import BY, CHARGE_BY, EVERYTHING, Calendar, Filters
+from poolmeter.accounting.parts import METHODS, OVERHEAD_PARTS, PARTS
 from poolmeter.accounting.plans import parse_plan
+from poolmeter.accounting.policies import share_out
 from poolmeter.accounting.rating import day_total, rate
 from poolmeter.accounting.shares import read_shares
 from poolmeter.accounting.usage import usage_of
@@ -34,15 +36,20 @@ def exact(
     """Device time and unrounded cost per line, tenant and day."""
     sums: dict[tuple[str, str | None, int], tuple[int, Fraction]] = {}
     with stores(pool.records) as connection:
-        found = read_shares(connection, Calendar.of(PERIOD), pool.plan.basis, pool.plan.edges_us, 1)
+        found = read_shares(connection, Calendar.of(PERIOD), pool.plan.basis, pool.plan.changes(PERIOD.start_us, PERIOD.end_us), 1)
     for share in found.shares:
         us, cost = sums.get(key := (share.line, by_tenant(share.tenant), share.day), (0, Fraction(0)))
         sums[key] = (us + share.us, cost + Fraction(pool.plan.price(share.model, share.first_minute_us)) * share.us)
     return sums
 
 
-def costs(report: Report) -> Decimal:
-    return sum((row["cost"] for row in report.rows), Decimal(0))  # type: ignore[misc]
+def costs(report: Report, column: str = "cost") -> Decimal:
+    return sum((row[column] for row in report.rows if column in row), Decimal(0))  # type: ignore[misc]
+
+
+def money_columns(pool: Pool) -> tuple[str, ...]:
+    """The columns of a bill that hold amounts."""
+    return ("cost", "shared_cost", *(f"shared_{part}" for part, _ in pool.plan.policies), "total_cost") if pool.plan.policies else ("cost",)
 
 
 @QUICK
@@ -51,11 +58,10 @@ def test_every_microsecond_has_one_owner(stores: Stores, pool: Pool) -> None:
     capacity = sum(record.span_us for record in pool.records if isinstance(record, DeviceRecord))
     for basis in ("allocated", "used"):
         with stores(pool.records) as connection:
-            found = read_shares(connection, Calendar.of(PERIOD), basis, pool.plan.edges_us, 4)
-            assert connection.execute("SELECT COUNT(*) FROM parts WHERE LEAST(paid, idle, unallocated, overhead) < 0").fetchall() == [(0,)]
-            assert connection.execute("SELECT COUNT(*) FROM parts WHERE paid + idle + unallocated + overhead <> span_us").fetchall() == [
-                (0,)
-            ]
+            found = read_shares(connection, Calendar.of(PERIOD), basis, pool.plan.changes(PERIOD.start_us, PERIOD.end_us), 4)
+            parts = ("paid", *PARTS)
+            assert connection.execute(f"SELECT COUNT(*) FROM parts WHERE LEAST({', '.join(parts)}) < 0").fetchall() == [(0,)]
+            assert connection.execute(f"SELECT COUNT(*) FROM parts WHERE {' + '.join(parts)} <> span_us").fetchall() == [(0,)]
         assert all(share.us >= 0 for share in found.shares)
         assert sum(share.us for share in found.shares) == found.capacity_us == capacity
     with stores(pool.records) as connection:
@@ -86,7 +92,8 @@ def test_grouping_and_filtering_move_no_cent(stores: Stores, pool: Pool, by: lis
     finer = bill(stores, pool, tuple(dict.fromkeys((*by, "tenant", "day", "device", "hour"))))
     for row in grouped.rows:
         same = [other for other in finer.rows if all(other.get(name) == row.get(name) for name in (*by, "line"))]
-        assert sum((other["cost"] for other in same), Decimal(0)) == row["cost"]  # type: ignore[misc]
+        for column in money_columns(pool):
+            assert sum((other.get(column, 0) for other in same), Decimal(0)) == row.get(column, 0)  # type: ignore[misc]
     nodes = sorted({record.node for record in pool.records})
     assert sum((costs(bill(stores, pool, filters=Filters(node=(node,)))) for node in nodes), Decimal(0)) == costs(whole)
     tenants = sorted({record.tenant for record in pool.records if isinstance(record, SliceRecord)})
@@ -123,11 +130,13 @@ def test_order_of_rows_changes_no_byte(stores: Stores, pool: Pool, seed: int) ->
 def test_renaming_tenants_moves_no_cent(stores: Stores, pool: Pool) -> None:
     names = dict(zip(TENANTS, ("zeta", "yankee", "xray", "whisky"), strict=True))
     renamed = tuple(replace(record, tenant=names[record.tenant]) if isinstance(record, SliceRecord) else record for record in pool.records)
-    before = {(row.get("tenant"), row["line"], row["day"]): row["cost"] for row in bill(stores, pool, ("tenant", "day")).rows}
-    after = {
-        (row.get("tenant"), row["line"], row["day"]): row["cost"]
-        for row in bill(stores, replace(pool, records=renamed), ("tenant", "day")).rows
-    }
+    before, after = (
+        {
+            (row.get("tenant"), row["line"], row["day"]): [row.get(column) for column in money_columns(pool)]
+            for row in bill(stores, one, ("tenant", "day")).rows
+        }
+        for one in (pool, replace(pool, records=renamed))
+    )
     assert {(names.get(str(tenant)), *rest): cost for (tenant, *rest), cost in before.items()} == after
 
 
@@ -189,7 +198,7 @@ def test_k_sharers_use_at_most_the_card(stores: Stores, pool: Pool) -> None:
 @given(pool=pools())
 def test_free_work_stays_visible(stores: Stores, pool: Pool) -> None:
     free = parse_plan(
-        PLAN.format(currency="EUR", basis="allocated", price='"0"', edge="2030-01-01")
+        PLAN.format(currency="EUR", basis="allocated", price='"0"', edge="2030-01-01", policy='overhead = "even"', bands="")
         .replace("7.123456789", "0")
         .replace("3.07", "0")
         .encode(),
@@ -202,14 +211,21 @@ def test_free_work_stays_visible(stores: Stores, pool: Pool) -> None:
 
 
 @QUICK
-@given(pool=pools(), factor=st.sampled_from((2, 10, 1000)))
-def test_scaling_all_weights_changes_nothing(stores: Stores, pool: Pool, factor: int) -> None:
+@given(pool=pools(), factor=st.sampled_from((2, 10, 1000)), method=st.sampled_from(METHODS))
+def test_scaling_all_weights_changes_nothing(stores: Stores, pool: Pool, factor: int, method: str) -> None:
     with stores(pool.records) as connection:
-        shares = read_shares(connection, Calendar.of(PERIOD), pool.plan.basis, (), 4).shares
+        shares = read_shares(connection, Calendar.of(PERIOD), pool.plan.basis, (), 4, with_use=True).shares
     text = 'schema = "poolmeter.plan/1"\nname = "p"\nversion = 1\ncurrency = "EUR"\n[[prices]]\nfrom = 2000-01-01\ndevice_hour = {{ "*" = "{}" }}'
     plan, dearer = (parse_plan(text.format(price).encode(), "p") for price in (Decimal("17.35"), Decimal("17.35") * factor))
     longer = [replace(share, us=share.us * factor) for share in shares]
     assert [charge.amount for charge in rate(longer, plan)] == [charge.amount for charge in rate(shares, dearer)]
+    # The same amounts to share, and weights of which all are so many times as large: the same for everybody.
+    policies = tuple((part, method) for part in PARTS)
+    charges, heavier = rate(shares, plan), rate(shares, plan)
+    for charge in heavier:
+        charge.allocated_weight, charge.used_weight = charge.allocated_weight * factor, charge.used_weight * factor
+    one, other = (share_out(some, policies, frozenset(CHARGE_BY)).charges for some in (charges, heavier))
+    assert [(charge.share, charge.shared) for charge in one] == [(charge.share, charge.shared) for charge in other]
 
 
 @QUICK
@@ -237,15 +253,21 @@ def test_adjacent_periods_add_up(stores: Stores, pool: Pool, cut: int) -> None:
 
 
 def test_the_generator_reaches_what_it_is_for(stores: Stores) -> None:
-    seen = {"scaled": False, "idle": False, "edge": False, "unknown": False}
+    seen = dict.fromkeys(("scaled", "idle", "edge", "band", "unknown", "shared", "left", *OVERHEAD_PARTS), False)
 
-    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     @given(pool=pools())
     def look(pool: Pool) -> None:
         with stores(pool.records) as connection:
-            found = read_shares(connection, Calendar.of(PERIOD), "used", pool.plan.edges_us, 1)
+            found = read_shares(connection, Calendar.of(PERIOD), "used", pool.plan.changes(PERIOD.start_us, PERIOD.end_us), 1)
+            shared = share_out(rate(found.shares, pool.plan), pool.plan.policies, frozenset(CHARGE_BY))
+        seen["shared"] |= sum(bool(charge.shared) for charge in shared.charges) > 2
+        seen["left"] |= bool(shared.left)
+        for part in OVERHEAD_PARTS:
+            seen[part] |= any(share.part == part and share.us for share in found.shares)
         seen["scaled"] |= found.scaled_minutes > 0
         seen["idle"] |= any(share.line == "idle" and share.us for share in found.shares)
+        seen["band"] |= any(share.us and pool.plan.tariffs[share.segment].band is not None for share in found.shares)
         seen["edge"] |= len({share.segment for share in found.shares}) > 1
         seen["unknown"] |= any(share.measures is not None and share.measures.used_us is None for share in found.shares)
 

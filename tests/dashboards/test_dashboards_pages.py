@@ -12,7 +12,9 @@ from streamlit.testing.v1 import AppTest
 
 from poolmeter.clock import SystemClock
 from poolmeter.collector.segments import publish_records
+from poolmeter.dashboards import bill
 from poolmeter.places import CollectorData
+from poolmeter.report import Report
 
 TIMEOUT = 60
 
@@ -121,8 +123,8 @@ def test_bill_is_the_command_lines(data: Path, by: tuple[str, ...], basis: str, 
     app.selectbox[1].set_value(basis)
     app.run()
     assert not app.exception and not app.error
-    bill = cli(data, "chargeback", "--from", "7d", "--by", ",".join(by), *flag)
-    totals = bill["totals"]
+    said = cli(data, "chargeback", "--from", "7d", "--by", ",".join(by), *flag)
+    totals = said["totals"]
     assert isinstance(totals, dict)
     shown = metrics(app)
     for label, key in (
@@ -135,7 +137,7 @@ def test_bill_is_the_command_lines(data: Path, by: tuple[str, ...], basis: str, 
         assert shown[label] == f"{totals[key]} {totals['currency']}"
     assert Decimal(str(totals["cost"])) > 0
     table = app.dataframe[0].value.to_dict("records")
-    rows = bill["rows"]
+    rows = said["rows"]
     assert isinstance(rows, list) and len(table) == len(rows)
     for drawn, row in zip(table, rows, strict=True):
         for name, text in drawn.items():
@@ -183,6 +185,43 @@ def test_bill_by_an_uploaded_plan_is_the_command_lines_by_that_file(data: Path, 
     assert isinstance(totals, dict) and totals["currency"] == "JPY"
     assert metrics(app)["Pool cost"] == f"{totals['cost']} JPY"
     assert "trial \\*plan\\* version 3" in app.caption[0].value
+
+
+def test_bill_with_shared_cost_is_the_command_lines(data: Path, tmp_path: Path) -> None:
+    text = PLAN + '[policy]\nidle = "by-use"\nunallocated = "even"\noverhead = "by-allocation"\n'
+    app = page("bill")
+    app.selectbox[0].set_value("Last 7 days")
+    app.file_uploader[0].set_value(("trial.toml", text.encode(), "application/toml"))
+    app.multiselect[0].set_value(["tenant", "part"])
+    app.run()
+    assert not app.exception and not app.error
+    file = tmp_path / "trial.toml"
+    file.write_text(text)
+    said = cli(data, "chargeback", "--from", "7d", "--plan", str(file), "--by", "tenant,part")
+    totals, rows = said["totals"], said["rows"]
+    assert isinstance(totals, dict) and isinstance(rows, list) and Decimal(str(totals["shared"])) > 0
+    assert metrics(app)["Of these shared"] == f"{totals['shared']} JPY" and metrics(app)["Pool cost"] == f"{totals['cost']} JPY"
+    table = app.dataframe[0].value.to_dict("records")
+    for drawn, row in zip(table, rows, strict=True):
+        assert {name for name, shown in drawn.items() if shown} == set(row)
+        assert all(drawn[name] == row[name] for name in row if name.endswith("cost") or name.startswith("shared"))
+    assert {"shared_cost", "total_cost", "allocated_method", "shared_unallocated"} <= table[0].keys()
+
+
+def test_bars_are_as_long_as_what_their_owners_bear() -> None:
+    rows = (
+        {"tenant": "acme", "line": "usage", "cost": Decimal("10.00"), "shared_cost": Decimal("4.00"), "total_cost": Decimal("14.00")},
+        {"tenant": "beta", "line": "usage", "cost": Decimal("3.00"), "shared_cost": Decimal("0.00"), "total_cost": Decimal("3.00")},
+        {"line": "idle", "cost": Decimal("5.00"), "shared_cost": Decimal("-4.00"), "total_cost": Decimal("1.00")},
+    )
+    chart = bill._chart(Report("chargeback", ("tenant", "line", "cost"), rows, totals={"currency": "EUR"}), ("tenant",), {}).to_dict()
+    (drawn,) = chart["datasets"].values()
+    assert [(row["owner"], row["line"], row["cost"]) for row in drawn] == [
+        ("acme", "usage", "10.00 EUR"),
+        ("acme", "shared", "4.00 EUR"),
+        ("beta", "usage", "3.00 EUR"),
+        ("(idle)", "idle", "1.00 EUR"),
+    ]
 
 
 def test_bill_by_a_plan_that_is_none(data: Path) -> None:
