@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from poolmeter.accounting.chargeback import chosen, chosen_plan, rated, warnings_of
 from poolmeter.accounting.dimensions import EVERYTHING, Filters, day_text
 from poolmeter.accounting.measures import hours
+from poolmeter.accounting.parts import OWN
 from poolmeter.accounting.plans import PRICE_DECIMALS, PricePlan
+from poolmeter.accounting.policies import share_out
 from poolmeter.accounting.rating import Charge, money
 from poolmeter.accounting.shares import DEVICE, LABELS
 from poolmeter.accounting.source import ask, unaccounted_warnings
@@ -101,19 +103,26 @@ def focus_of(
     """`focus_report` of an open catalog."""
     bill = _Bill(period, plan, basis or plan.basis, issuer)
     shares, every = rated(connection, period, plan, _DAY_LEVEL, filters, bill.basis)
-    charges = [charge for charge in every if chosen(charge, filters)]
+    shared = share_out(every, plan.policies, frozenset({"tenant", "pool", *filters.chosen()})).charges
+    charges = [charge for charge in shared if chosen(charge, filters)]
     # A filter leaves rows out; the parts of a device's day are those of the whole day.
     rows = tuple(_row(part, bill) for part in _parts(every) if chosen(part.charge, filters))
+    rows += tuple(_shared_row(charge, bill) for charge in charges if charge.share.part != OWN and charge.share.tenant is not None)
     return Report(
         "focus",
         COLUMNS,
         rows,
         period.start_text(),
         period.end_text(),
-        {"cost": money(sum(charge.amount for charge in charges), plan.minor_digits), "currency": plan.currency},
+        {"cost": money(sum(map(_billed, charges)), plan.minor_digits), "currency": plan.currency},
         (*warnings_of(shares, charges), *unaccounted_warnings(connection, period, filters)),
         {"focus_version": VERSION},
     )
+
+
+def _billed(charge: Charge) -> int:
+    """What is left of a charge, or added, once the plan's policies have shared it: in all, the pool's cost."""
+    return charge.amount + sum(charge.shared.values())
 
 
 @dataclass
@@ -133,13 +142,13 @@ class _Part:
 
 
 def _parts(charges: Iterable[Charge]) -> list[_Part]:
-    """All charges by price. Costs add up to the charge's own, and the parts of a device's day at a price to one."""
+    """All charges by price. Costs add up to what is billed of the charge, and the parts of a device's day at a price to one."""
     parts: list[_Part] = []
     origins: dict[tuple[object, ...], list[_Part]] = {}
     for charge in charges:
         # Without device time there is no amount either; a price of 0 has no weight, and its part none.
         spent = sorted((price, us) for price, us in charge.spent.items() if us)
-        amounts = split_exactly(charge.amount, [int(price.scaleb(PRICE_DECIMALS, _EXACT)) * us for price, us in spent])
+        amounts = split_exactly(_billed(charge), [int(price.scaleb(PRICE_DECIMALS, _EXACT)) * us for price, us in spent])
         for number, ((price, us), amount) in enumerate(zip(spent, amounts, strict=True)):
             parts.append(_Part(charge, price, us, amount, number == 0))
             origins.setdefault((charge.share.day, charge.share.device, price), []).append(parts[-1])
@@ -150,30 +159,16 @@ def _parts(charges: Iterable[Charge]) -> list[_Part]:
     return parts
 
 
-def _row(part: _Part, bill: _Bill) -> dict[str, object]:
-    charge, price, us = part.charge, part.price, part.us
+def _head(charge: Charge, bill: _Bill, amount: int) -> dict[str, object]:
+    """The columns that every row has: when, who bills, what it costs."""
     share, plan = charge.share, bill.plan
-    device = dict(zip(DEVICE, share.device, strict=True))
-    pool = device["pool"] or plan.name
-    issuer = bill.issuer or pool
-    billed = money(part.amount, plan.minor_digits)
-    quantity = hours(us)
-    listed = _EXACT.multiply(price, quantity)
+    pool = share.device[DEVICE.index("pool")] or plan.name
+    issuer, billed = bill.issuer or pool, money(amount, plan.minor_digits)
     start_us, end_us = day_edges(share.day, bill.period)
     month_us, next_month_us = month_edges(share.day, bill.period)
-    element = {"AllocatedRatio": Decimal(part.ppb).scaleb(-9, _EXACT), "UsageUnit": UNIT, "UsageQuantity": quantity}
-    sku = f"{plan.name}/device-hour/{device['device_model']}"
-    row: dict[str, object] = {
-        "AllocatedMethodId": f"{bill.basis} device time",
-        "AllocatedMethodDetails": dumps({"Elements": [element]}),
-        "AllocatedResourceId": share.part,  # of a tenant: its allocation, see below
-        "AllocatedResourceName": share.part,
+    return {
         "BilledCost": billed,
         "EffectiveCost": billed,
-        "ListCost": listed,
-        "ContractedCost": listed,
-        "ListUnitPrice": price,
-        "ContractedUnitPrice": price,
         "BillingAccountId": pool,
         "BillingAccountName": pool,
         "BillingCurrency": plan.currency,
@@ -183,13 +178,39 @@ def _row(part: _Part, bill: _Bill) -> dict[str, object]:
         "ChargePeriodEnd": rfc3339(end_us),
         "ChargeCategory": "Usage",
         "ChargeFrequency": "Usage-Based",
-        "ChargeDescription": _WHAT[share.line].format(tenant=share.tenant, model=device["device_model"]),
         "HostProviderName": issuer,
         "InvoiceIssuerName": issuer,
         "ServiceProviderName": issuer,
         "ServiceCategory": "Compute",
         "ServiceSubcategory": "Other (Compute)",
         "ServiceName": SERVICE,
+        "SubAccountId": share.tenant,
+        "SubAccountName": share.tenant,
+        "SubAccountType": None if share.tenant is None else "Tenant",
+        "x_Basis": bill.basis,
+        "x_PlanName": plan.name,
+        "x_PlanVersion": plan.version,
+        "x_PlanSha256": plan.sha256,
+    }
+
+
+def _row(part: _Part, bill: _Bill) -> dict[str, object]:
+    share, price, plan = part.charge.share, part.price, bill.plan
+    device = dict(zip(DEVICE, share.device, strict=True))
+    quantity = hours(part.us)
+    listed = _EXACT.multiply(price, quantity)
+    element = {"AllocatedRatio": Decimal(part.ppb).scaleb(-9, _EXACT), "UsageUnit": UNIT, "UsageQuantity": quantity}
+    sku = f"{plan.name}/device-hour/{device['device_model']}"
+    row = _head(part.charge, bill, part.amount) | {
+        "AllocatedMethodId": f"{bill.basis} device time",
+        "AllocatedMethodDetails": dumps({"Elements": [element]}),
+        "AllocatedResourceId": share.part,  # of a tenant: its allocation, see below
+        "AllocatedResourceName": share.part,
+        "ListCost": listed,
+        "ContractedCost": listed,
+        "ListUnitPrice": price,
+        "ContractedUnitPrice": price,
+        "ChargeDescription": _WHAT[share.line].format(tenant=share.tenant, model=device["device_model"]),
         "PricingCategory": "Standard",
         "PricingQuantity": quantity,
         "PricingUnit": UNIT,
@@ -200,12 +221,8 @@ def _row(part: _Part, bill: _Bill) -> dict[str, object]:
         "SkuMeter": "Device time",
         "SkuPriceId": f"{sku}@{format(price, 'f')} {plan.currency}",
         "SkuPriceDetails": dumps({"x_DeviceModel": device["device_model"], "x_Basis": bill.basis}),
-        "x_Basis": bill.basis,
         "x_Line": share.line,
         "x_Node": device["node"],
-        "x_PlanName": plan.name,
-        "x_PlanVersion": plan.version,
-        "x_PlanSha256": plan.sha256,
         "x_SplitOriginCost": money(part.whole, plan.minor_digits),
         "x_SplitOriginId": f"{device['node']}/{device['device_uuid']}/{day_text(share.day)}/{format(price, 'f')}",
     }
@@ -214,9 +231,24 @@ def _row(part: _Part, bill: _Bill) -> dict[str, object]:
     return row
 
 
+def _shared_row(charge: Charge, bill: _Bill) -> dict[str, object]:
+    """What a policy of the plan adds to a tenant, of a part of the pool's cost; the list cost stays where the time was."""
+    method = dict(bill.plan.policies)[charge.share.part]
+    nothing = money(0, bill.plan.minor_digits)
+    return _head(charge, bill, _billed(charge)) | {
+        "AllocatedMethodId": method,
+        "AllocatedResourceId": charge.share.tenant,
+        "AllocatedResourceName": charge.share.tenant,
+        "ListCost": nothing,
+        "ContractedCost": nothing,
+        "ChargeCategory": "Adjustment",  # usage has a price and a quantity
+        "ChargeDescription": f"Part of what is {charge.share.part}, shared among tenants ({method})",
+        "x_Line": f"shared {charge.share.part}",
+    }
+
+
 def _whose(part: _Part, labels: Mapping[str, str | None]) -> dict[str, object]:
     """The columns of a tenant's row."""
-    share = part.charge.share
     tags = dumps({name: labels[name] for name in _TAGS if labels[name] is not None})
     row: dict[str, object] = {
         "AllocatedResourceId": labels["allocation_id"],
@@ -224,9 +256,6 @@ def _whose(part: _Part, labels: Mapping[str, str | None]) -> dict[str, object]:
         "AllocatedTags": tags,
         "ConsumedQuantity": hours(part.us),
         "ConsumedUnit": UNIT,
-        "SubAccountId": share.tenant,
-        "SubAccountName": share.tenant,
-        "SubAccountType": "Tenant",
         "Tags": tags,
         "x_Mode": labels["mode"],
     }

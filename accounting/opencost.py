@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolmeter.accounting.chargeback import chosen, chosen_plan, level_of, rated, value_of
-from poolmeter.accounting.dimensions import Filters
+from poolmeter.accounting.dimensions import LABEL_FIELDS, Filters
 from poolmeter.accounting.measures import hours, quotient
+from poolmeter.accounting.parts import OWN
 from poolmeter.accounting.plans import PricePlan
+from poolmeter.accounting.policies import share_out
 from poolmeter.accounting.rating import Charge, money
 from poolmeter.accounting.shares import LABELS
 from poolmeter.accounting.source import ask
@@ -56,7 +58,7 @@ _FILTERS = {"namespace": "tenant", "node": "node", "cluster": "pool"}
 _COSTS = (
     "cpuCost", "cpuCostAdjustment", "cpuCostIdle", "gpuCostAdjustment", "gpuCostIdle", "networkCost", "networkCrossZoneCost",
     "networkCrossRegionCost", "networkInternetCost", "networkCostAdjustment", "loadBalancerCost", "loadBalancerCostAdjustment", "pvCost",
-    "pvCostAdjustment", "ramCost", "ramCostAdjustment", "ramCostIdle", "externalCost", "sharedCost",
+    "pvCostAdjustment", "ramCost", "ramCostAdjustment", "ramCostIdle", "externalCost",
 )  # fmt: skip
 _AMOUNT = re.compile(r"(\d{1,6})([mhdw])")
 _UNITS = {"m": MINUTE_US, "h": HOUR_US, "d": DAY_US, "w": 7 * DAY_US}
@@ -224,10 +226,14 @@ def allocation_sets(connection: "duckdb.DuckDBPyConnection", question: Question,
 def _set(connection: "duckdb.DuckDBPyConnection", period: Period, question: Question, plan: PricePlan) -> dict[str, object]:
     ours = {_of(name) for name in question.by}
     level = max(2, level_of(tuple(ours - {"allocation"}), question.filters))
-    _, charges = rated(connection, period, plan, level, question.filters, plan.basis)
+    _, every = rated(connection, period, plan, level, question.filters, plan.basis)
+    fields = (
+        ours - {"allocation"} | question.filters.chosen().keys() | (LABEL_FIELDS | {"allocation_id"} if "allocation" in ours else set())
+    )
+    charges = share_out(every, plan.policies, frozenset(fields)).charges
     groups: dict[str, list[Charge]] = {}
     for charge in charges:
-        if not chosen(charge, question.filters) or not (charge.us or charge.amount or charge.share.line == "usage"):
+        if not chosen(charge, question.filters) or not (charge.us or charge.amount or charge.shared or charge.share.line == "usage"):
             continue
         if charge.share.line != "usage" and not question.idle:
             continue
@@ -257,11 +263,13 @@ def _allocation(name: str, charges: list[Charge], period: Period, plan: PricePla
     us = sum(charge.us for charge in charges)
     length_us = period.end_us - period.start_us
     cost = money(sum(charge.amount for charge in charges), plan.minor_digits)
+    shared = money(sum(sum(charge.shared.values()) for charge in charges), plan.minor_digits)
     start, end = rfc3339(period.start_us), rfc3339(period.end_us)
-    measured = [charge.measures for charge in charges if charge.measures is not None]
+    own = [charge for charge in charges if charge.share.part == OWN]  # what policies add has been measured of nobody
+    measured = [charge.measures for charge in own if charge.measures is not None]
     out: dict[str, object] = {
         "name": name,
-        "properties": _properties(charges),
+        "properties": _properties([charge for charge in charges if charge.us] or charges),
         "window": {"start": start, "end": end},
         "start": start,
         "end": end,
@@ -269,18 +277,19 @@ def _allocation(name: str, charges: list[Charge], period: Period, plan: PricePla
         "gpuCount": quotient(us, length_us),
         "gpuHours": hours(us),
         "gpuCost": cost,
-        "totalCost": cost,
+        "sharedCost": shared,
+        "totalCost": cost + shared,
         **dict.fromkeys(_COSTS, Decimal(0)),
         "pvs": {},
         "lbAllocations": {},
     }
     # A part of unknown use would make the others' efficiency everybody's.
-    if measured and len(measured) == len(charges) and all(one.used_us is not None for one in measured):
+    if measured and len(measured) == len(own) and all(one.used_us is not None for one in measured):
         allocated = sum(one.allocated_us for one in measured)
         used = sum(one.used_us or 0 for one in measured)
         if allocated:
             out["gpuEfficiency"] = out["totalEfficiency"] = quotient(used, allocated)
-        out["gpuAllocation"] = _gpu(charges, allocated, used, length_us)
+        out["gpuAllocation"] = _gpu(own, allocated, used, length_us)
     return out
 
 

@@ -48,8 +48,12 @@ def test_costs_are_the_bills(stores: Stores, pool: Pool, aggregate: str) -> None
     assert sum((item["gpuCost"] for item in tenants.values()), Decimal(0)) == bill.totals["tenants"]  # type: ignore[index, misc]
     assert not any("__idle__" in name for name in tenants) and all(item["name"] == name for name, item in whole.items())  # type: ignore[index]
     if aggregate == "namespace":
-        rows = {row["tenant"]: row["cost"] for row in bill.rows if row["line"] == "usage"}
-        assert {name: item["totalCost"] for name, item in tenants.items()} == rows  # type: ignore[index]
+        for column, field in (
+            ("cost", "gpuCost"),
+            *((("shared_cost", "sharedCost"), ("total_cost", "totalCost")) if pool.plan.policies else ()),
+        ):
+            rows = {row["tenant"]: row[column] for row in bill.rows if row["line"] == "usage"}
+            assert {name: item[field] for name, item in tenants.items()} == rows  # type: ignore[index]
 
 
 def test_an_hour_by_hand(store: Store, hour: Any) -> None:
