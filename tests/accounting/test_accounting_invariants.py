@@ -255,7 +255,7 @@ def test_adjacent_periods_add_up(stores: Stores, pool: Pool, cut: int) -> None:
 def test_the_generator_reaches_what_it_is_for(stores: Stores) -> None:
     seen = dict.fromkeys(("scaled", "idle", "edge", "band", "unknown", "shared", "left", *OVERHEAD_PARTS), False)
 
-    @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     @given(pool=pools())
     def look(pool: Pool) -> None:
         with stores(pool.records) as connection:
