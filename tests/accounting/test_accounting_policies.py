@@ -98,6 +98,16 @@ def test_shared_cost_stands_where_it_came_from(store: Store, hour: Any) -> None:
     assert rows == [("search", "13.50"), ("", "13.50"), ("", "-27.00")]
 
 
+def test_amounts_past_64_bits_are_shared_to_the_last_unit(store: Store, hour: Any) -> None:
+    prices = (
+        text(unallocated="by-allocation").replace('"EUR"', '"KWD"').replace("36.00", "999999999.999999999").replace("18.00", "999999999")
+    )
+    report = bill(store, hour, parse_plan(prices.encode(), "p.toml"), ("tenant", "project", "node", "hour"))
+    shared = [Decimal(str(row["shared_cost"])) for row in report.rows]
+    assert sum(shared) == 0 and report.totals["shared"] == sum(amount for amount in shared if amount > 0) == report.totals["unallocated"]
+    assert report.totals["unallocated"] == Decimal("1249999999.000") and min(abs(amount) for amount in shared) > 10**7
+
+
 def test_the_parts_of_overhead(store: Store, minutes: Any) -> None:
     minutes.device(
         0, allocated_us=20_000_000, reserved_unused_us=6_000_000, suspended_us=9_000_000, down_us=15_000_000, switch_overhead_us=3_000_000
