@@ -1,6 +1,6 @@
 """`poolmeter chargeback`: what each line cost, exactly; tenants, idle, unallocated and overhead sum to the cost of the pool."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,7 +92,7 @@ def chargeback_of(
     """`chargeback_report` of an open catalog."""
     basis = basis or plan.basis
     shares, every = rated(connection, period, plan, level_of(by, filters), filters, basis)
-    shared = share_out(every, plan.policies, frozenset({*by, *filters.chosen()}))
+    shared = share_out(every, plan.policies, filters.told(by))
     charges = [charge for charge in shared.charges if chosen(charge, filters)]
     rows = _rows(charges, by, plan)
     kept = () if filters.tenant else shared.left
@@ -103,8 +103,12 @@ def chargeback_of(
         tuple(rows),
         period.start_text(),
         period.end_text(),
-        _totals(charges, plan),
-        (*warnings_of(shares, charges), *(_nobody(*left) for left in kept), *unaccounted_warnings(connection, period, filters)),
+        _totals(charges, plan, filters.private),
+        (
+            *warnings_of(shares, charges, filters.private),
+            *(_nobody(*left) for left in kept),
+            *unaccounted_warnings(connection, period, filters),
+        ),
         extra,
     )
 
@@ -180,12 +184,13 @@ def _rows(charges: list[Charge], by: tuple[str, ...], plan: PricePlan) -> list[d
     return rows
 
 
-def _totals(charges: list[Charge], plan: PricePlan) -> dict[str, object]:
+def _totals(charges: list[Charge], plan: PricePlan, private: bool) -> dict[str, object]:
     amounts = dict.fromkeys(LINES, 0)
     for charge in charges:
         amounts[charge.share.line] += charge.amount
     totals: dict[str, object] = {"cost": money(sum(amounts.values()), plan.minor_digits), "currency": plan.currency}
-    totals.update({_TOTAL_OF[line]: money(amount, plan.minor_digits) for line, amount in amounts.items()})
+    lines = ("usage",) if private else LINES
+    totals.update({_TOTAL_OF[line]: money(amounts[line], plan.minor_digits) for line in lines})
     totals["adjustments"] = money(0, plan.minor_digits)
     if plan.policies:
         added = {part: sum(max(charge.shared.get(part, 0), 0) for charge in charges) for part, _ in plan.policies}
@@ -226,8 +231,12 @@ def _nobody(part: str, method: str, days: int) -> str:
     return f"on {days} day{'s' if days > 1 else ''} there is {among} to share {part} among ({method}): it stays its own line"
 
 
-def warnings_of(shares: Shares, charges: list[Charge]) -> tuple[str, ...]:
-    """What whoever reads the charges of these shares must know."""
+def warnings_of(shares: Shares, charges: Sequence[Charge], private: bool) -> tuple[str, ...]:
+    """What whoever reads the charges of these shares must know; what the shares lack is the pool's, and not for a private question."""
+    return (*(() if private else _lacking(shares)), *_unknown(charges))
+
+
+def _lacking(shares: Shares) -> list[str]:
     warnings = []
     if not shares.capacity_us:
         warnings.append("no device was watched in this period")
@@ -237,7 +246,9 @@ def warnings_of(shares: Shares, charges: list[Charge]) -> tuple[str, ...]:
         warnings.append(f"in {shares.scaled_minutes} device-minutes the claims exceed the device's time and are scaled to it")
     if shares.orphan_minutes:
         warnings.append(f"in {shares.orphan_minutes} device-minutes slices have no device record: shown as usage, not charged")
+    return warnings
+
+
+def _unknown(charges: Sequence[Charge]) -> list[str]:
     unknown = [charge for charge in charges if charge.measures is not None and charge.measures.used_us is None and charge.us]
-    if unknown:
-        warnings.append(f"use is unknown for {len(unknown)} lines: charged by allocation, completeness below 1")
-    return tuple(warnings)
+    return [f"use is unknown for {len(unknown)} lines: charged by allocation, completeness below 1"] if unknown else []

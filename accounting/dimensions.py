@@ -1,7 +1,7 @@
 """What usage can be grouped and filtered by, and how whole UTC minutes fall into days and hours of a time zone."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 
 from poolmeter.errors import BadInput
@@ -30,18 +30,36 @@ LABEL_FIELDS = frozenset(COLUMNS) - DEVICE_FIELDS - {"tenant"}  # what an alloca
 
 @dataclass(frozen=True)
 class Filters:
-    """Values that rows must have; empty tuples filter nothing."""
+    """Values that rows must have; empty tuples filter nothing.
+
+    `private`: the tenant itself asks. Of others, and of what is the pool's, nothing is told then: no total, no warning, no name of a node where
+    it has nothing, and no word on whether a value of a filter is there.
+    """
 
     tenant: tuple[str, ...] = ()
     node: tuple[str, ...] = ()
     pool: tuple[str, ...] = ()
+    private: bool = False
 
     def chosen(self) -> dict[str, tuple[str, ...]]:
         """The fields that filter, with the values asked for."""
         return {name: values for name in ("tenant", "node", "pool") if (values := getattr(self, name))}
 
+    def told(self, fields: Collection[str]) -> frozenset[str]:
+        """By what of `fields` cost that is shared may be told apart: a tenant's comes from devices that are none of its."""
+        wanted = frozenset({*fields, *self.chosen()})
+        return wanted - DEVICE_FIELDS if self.private else wanted
+
 
 EVERYTHING = Filters()
+
+
+def own(filters: Filters, tenant: str | None) -> Filters:
+    """The filters of a question that a tenant asks itself: its own rows, none where it asks for others' alone. None: as they are."""
+    if tenant is None:
+        return filters
+    wanted = tenant if not filters.tenant or tenant in filters.tenant else "\0"  # which no tenant is called
+    return replace(filters, tenant=(wanted,), private=True)
 
 
 def parse_by(text: str, known: Sequence[str] = BY) -> tuple[str, ...]:

@@ -103,10 +103,12 @@ def focus_of(
     """`focus_report` of an open catalog."""
     bill = _Bill(period, plan, basis or plan.basis, issuer)
     shares, every = rated(connection, period, plan, _DAY_LEVEL, filters, bill.basis)
-    shared = share_out(every, plan.policies, frozenset({"tenant", "pool", *filters.chosen()})).charges
+    shared = share_out(every, plan.policies, filters.told(("tenant", "pool"))).charges
     charges = [charge for charge in shared if chosen(charge, filters)]
     # A filter leaves rows out; the parts of a device's day are those of the whole day.
     rows = tuple(_row(part, bill) for part in _parts(every) if chosen(part.charge, filters))
+    if filters.private:  # what is left of a device's cost says how others used it
+        rows = tuple({name: value for name, value in row.items() if name != "x_SplitOriginCost"} for row in rows)
     rows += tuple(_shared_row(charge, bill) for charge in charges if charge.share.part != OWN and charge.share.tenant is not None)
     return Report(
         "focus",
@@ -115,7 +117,7 @@ def focus_of(
         period.start_text(),
         period.end_text(),
         {"cost": money(sum(map(_billed, charges)), plan.minor_digits), "currency": plan.currency},
-        (*warnings_of(shares, charges), *unaccounted_warnings(connection, period, filters)),
+        (*warnings_of(shares, charges, filters.private), *unaccounted_warnings(connection, period, filters)),
         {"focus_version": VERSION},
     )
 
@@ -162,7 +164,7 @@ def _parts(charges: Iterable[Charge]) -> list[_Part]:
 def _head(charge: Charge, bill: _Bill, amount: int) -> dict[str, object]:
     """The columns that every row has: when, who bills, what it costs."""
     share, plan = charge.share, bill.plan
-    pool = share.device[DEVICE.index("pool")] or plan.name
+    pool = (share.device[DEVICE.index("pool")] if share.device else None) or plan.name
     issuer, billed = bill.issuer or pool, money(amount, plan.minor_digits)
     start_us, end_us = day_edges(share.day, bill.period)
     month_us, next_month_us = month_edges(share.day, bill.period)

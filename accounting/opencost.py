@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolmeter.accounting.chargeback import chosen, chosen_plan, level_of, rated, value_of
-from poolmeter.accounting.dimensions import LABEL_FIELDS, Filters
+from poolmeter.accounting.dimensions import LABEL_FIELDS, Filters, own
 from poolmeter.accounting.measures import hours, quotient
 from poolmeter.accounting.parts import OWN
 from poolmeter.accounting.plans import PricePlan
@@ -76,8 +76,8 @@ class Question:
     idle: bool
 
 
-def parse_question(values: Mapping[str, str], zone: "ZoneInfo", now_us: int) -> Question:
-    """The question of a request's parameters. Raises BadInput naming the parameter."""
+def parse_question(values: Mapping[str, str], zone: "ZoneInfo", now_us: int, only: str | None = None) -> Question:
+    """The question of a request's parameters, of the tenant `only` where it asks itself. Raises BadInput naming the parameter."""
     if _flag(values, "shareIdle"):
         raise BadInput("shareIdle is true, expected false: what idle costs is shared by the price plan's policies, for all reports alike")
     whole = parse_window(values.get("window", ""), zone, now_us)
@@ -95,7 +95,8 @@ def parse_question(values: Mapping[str, str], zone: "ZoneInfo", now_us: int) -> 
     if len(edges) > STEPS_MOST + 1:
         raise BadInput(f"step makes more than {STEPS_MOST} answers of this window, expected a longer one")
     periods = tuple(Period(start, end, zone) for start, end in itertools.pairwise(edges))
-    return Question(periods, parse_aggregate(values.get("aggregate", "")), parse_filters(values), _flag(values, "includeIdle"))
+    filters = own(parse_filters(values), only)
+    return Question(periods, parse_aggregate(values.get("aggregate", "")), filters, _flag(values, "includeIdle") and not filters.private)
 
 
 def _edges(whole: Period, step_us: int) -> list[int]:
@@ -215,7 +216,7 @@ def parse_filters(values: Mapping[str, str]) -> Filters:
         if ours in wanted:
             raise BadInput(f"filter names {found_term[1]} twice, expected each once")
         wanted[ours] = tuple(re.findall(r'"([^"]*)"', found_term[2]))
-    return Filters(**wanted)
+    return Filters(wanted.get("tenant", ()), wanted.get("node", ()), wanted.get("pool", ()))
 
 
 def allocation_sets(connection: "duckdb.DuckDBPyConnection", question: Question, plan: PricePlan) -> list[dict[str, object]]:
@@ -227,10 +228,8 @@ def _set(connection: "duckdb.DuckDBPyConnection", period: Period, question: Ques
     ours = {_of(name) for name in question.by}
     level = max(2, level_of(tuple(ours - {"allocation"}), question.filters))
     _, every = rated(connection, period, plan, level, question.filters, plan.basis)
-    fields = (
-        ours - {"allocation"} | question.filters.chosen().keys() | (LABEL_FIELDS | {"allocation_id"} if "allocation" in ours else set())
-    )
-    charges = share_out(every, plan.policies, frozenset(fields)).charges
+    fields = ours - {"allocation"} | (LABEL_FIELDS | {"allocation_id"} if "allocation" in ours else set())
+    charges = share_out(every, plan.policies, question.filters.told(fields)).charges
     groups: dict[str, list[Charge]] = {}
     for charge in charges:
         if not chosen(charge, question.filters) or not (charge.us or charge.amount or charge.shared or charge.share.line == "usage"):
@@ -330,9 +329,11 @@ def _common(charges: Iterable[Charge], name: str) -> str | None:
     return next(iter(values)) if len(values) == 1 else None
 
 
-def compute(root: Path, values: Mapping[str, str], zone: str, configured: Path | None, now_us: int) -> dict[str, object]:
+def compute(
+    root: Path, values: Mapping[str, str], zone: str, configured: Path | None, now_us: int, only: str | None = None
+) -> dict[str, object]:
     """The whole answer to a request's parameters, with the currency, which OpenCost has no place for. Raises what `chargeback_for` raises."""
     plan, _ = chosen_plan(root, None, configured)
-    question = parse_question(values, plan.zone or time_zone(zone), now_us)
+    question = parse_question(values, plan.zone or time_zone(zone), now_us, only)
     sets = ask(root, lambda connection: allocation_sets(connection, question, plan))
     return {"code": 200, "status": "success", "data": sets, "message": "", "currency": plan.currency}

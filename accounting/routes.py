@@ -7,17 +7,17 @@ latter three repeatable), format (json | csv | parquet | arrow), and the latter 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from poolmeter.accounting.chargeback import chargeback_for
-from poolmeter.accounting.dimensions import CHARGE_BY, Filters, parse_by
+from poolmeter.accounting.dimensions import CHARGE_BY, Filters, own, parse_by
 from poolmeter.accounting.focus import focus_report
-from poolmeter.accounting.opencost import PARAMETERS, compute
+from poolmeter.accounting.opencost import PARAMETERS, compute, parse_question
 from poolmeter.accounting.usage import usage_report
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.config import AccountingSection
-from poolmeter.errors import BadInput, PoolmeterError, Unavailable
-from poolmeter.period import Period, parse_period
+from poolmeter.errors import BadInput, DataError, PoolmeterError, Refused, Unavailable
+from poolmeter.period import Period, parse_period, time_zone
 from poolmeter.report import Report, dumps, render
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import Route
 
+T = TypeVar("T")
 _TYPES = {
     "json": "application/json",
     "csv": "text/csv; charset=utf-8",
@@ -35,55 +36,82 @@ _TYPES = {
 _COMMON = frozenset({"from", "to", "by", "time-zone", "tenant", "node", "pool", "format"})
 
 
-def routes(root: Path, settings: AccountingSection | None = None, clock: Clock | None = None) -> "list[Route]":
-    """The routes over the store in `root`. Errors are `{"error": SENTENCE}`: 400 for bad input, 503 for a store that is not there."""
+def routes(
+    root: Path,
+    settings: AccountingSection | None = None,
+    clock: Clock | None = None,
+    tenant_of: "Callable[[Request], str | None] | None" = None,
+) -> "list[Route]":
+    """The routes over the store in `root`. Errors are `{"error": SENTENCE}`: 400 for bad input, 503 for a store that is not there.
+
+    `tenant_of` says which tenant asks (None: somebody who may see all); without it no tenant is answered.
+    """
     from starlette.routing import Route
+
+    asks = tenant_of or _no_tenant
 
     chosen, now = settings or AccountingSection(), clock or SystemClock()
 
-    def usage(params: "QueryParams") -> Report:
+    def usage(params: "QueryParams", tenant: str | None) -> Report:
         """Who used what."""
-        return usage_report(root, _period(params, chosen.time_zone, now), parse_by(params.get("by", "tenant")), _filters(params))
+        by, period, filters = parse_by(params.get("by", "tenant")), _period(params, chosen.time_zone, now), own(_filters(params), tenant)
+        return _shielded(tenant, lambda: usage_report(root, period, by, filters))
 
-    def chargeback(params: "QueryParams") -> Report:
+    def chargeback(params: "QueryParams", tenant: str | None) -> Report:
         """What it cost, and whose it is."""
-        return chargeback_for(
-            root,
-            lambda plan_zone: _period(params, plan_zone or chosen.time_zone, now),
-            parse_by(params.get("by", "tenant"), CHARGE_BY),
-            _filters(params),
-            flag=None,
-            configured=chosen.plan,
-            basis=_basis(params),
-        )
+        by, basis, filters = parse_by(params.get("by", "tenant"), CHARGE_BY), _basis(params), own(_filters(params), tenant)
+        period = _asked(params, chosen.time_zone, now)
+        return _shielded(tenant, lambda: chargeback_for(root, period, by, filters, flag=None, configured=chosen.plan, basis=basis))
 
-    def focus(params: "QueryParams") -> Report:
+    def focus(params: "QueryParams", tenant: str | None) -> Report:
         """The bill as FOCUS rows."""
-        return focus_report(
-            root,
-            lambda plan_zone: _period(params, plan_zone or chosen.time_zone, now),
-            flag=None,
-            configured=chosen.plan,
-            basis=_basis(params),
-            issuer=chosen.issuer,
-            filters=_filters(params),
+        basis, filters, period = _basis(params), own(_filters(params), tenant), _asked(params, chosen.time_zone, now)
+        return _shielded(
+            tenant,
+            lambda: focus_report(root, period, flag=None, configured=chosen.plan, basis=basis, issuer=chosen.issuer, filters=filters),
         )
 
     return [
-        Route("/v1/reports/usage", _endpoint(usage, _COMMON), methods=["GET"]),
-        Route("/v1/reports/chargeback", _endpoint(chargeback, _COMMON | {"basis"}), methods=["GET"]),
-        Route("/v1/reports/focus", _endpoint(focus, (_COMMON | {"basis"}) - {"by"}), methods=["GET"]),
-        *(Route(path, _opencost(root, chosen, now), methods=["GET"]) for path in ("/allocation/compute", "/allocation")),
+        Route("/v1/reports/usage", _endpoint(usage, _COMMON, asks), methods=["GET"]),
+        Route("/v1/reports/chargeback", _endpoint(chargeback, _COMMON | {"basis"}, asks), methods=["GET"]),
+        Route("/v1/reports/focus", _endpoint(focus, (_COMMON | {"basis"}) - {"by"}, asks), methods=["GET"]),
+        *(Route(path, _opencost(root, chosen, now, asks), methods=["GET"]) for path in ("/allocation/compute", "/allocation")),
     ]
 
 
-def _opencost(root: Path, settings: AccountingSection, clock: Clock) -> "Callable[[Request], Response]":
+def _no_tenant(request: "Request") -> str | None:
+    if getattr(request.scope.get("state", {}).get("caller"), "tenant", None) is not None:
+        raise Refused("the token is a tenant's, expected another: these reports are of all tenants")
+    return None
+
+
+def _shielded(tenant: str | None, ask: "Callable[[], T]") -> "T":
+    """The answer; what is wrong with the pool's data or plan is not a tenant's to read. Its own question has been checked before."""
+    try:
+        return ask()
+    except (BadInput, DataError) as error:
+        if tenant is None:
+            raise
+        raise DataError("this period cannot be reported; who runs the pool sees why") from error
+
+
+def _asked(params: "QueryParams", zone: str, clock: Clock) -> "Callable[[str | None], Period]":
+    """The period of a request in the plan's zone, checked in ours before the plan is known."""
+    _period(params, zone, clock)
+    return lambda plan_zone: _period(params, plan_zone or zone, clock)
+
+
+def _opencost(
+    root: Path, settings: AccountingSection, clock: Clock, asks: "Callable[[Request], str | None]"
+) -> "Callable[[Request], Response]":
     from starlette.responses import Response
 
     def answer(request: "Request") -> Response:
         """What it cost, as OpenCost tells it."""
         try:
-            body = compute(root, request.query_params, settings.time_zone, settings.plan, clock.wall_us())
+            tenant, values, now_us = asks(request), request.query_params, clock.wall_us()
+            parse_question(values, time_zone(settings.time_zone), now_us, tenant)
+            body = _shielded(tenant, lambda: compute(root, values, settings.time_zone, settings.plan, now_us, tenant))
         except PoolmeterError as error:
             body = {"code": _status(error), "status": "error", "message": str(error)}
         return Response(dumps(body) + "\n", int(str(body["code"])), media_type="application/json")
@@ -94,7 +122,7 @@ def _opencost(root: Path, settings: AccountingSection, clock: Clock) -> "Callabl
 
 
 def _status(error: PoolmeterError) -> int:
-    return 400 if isinstance(error, BadInput) else 503 if isinstance(error, Unavailable) else 409
+    return 400 if isinstance(error, BadInput) else 403 if isinstance(error, Refused) else 503 if isinstance(error, Unavailable) else 409
 
 
 def _basis(params: "QueryParams") -> str | None:
@@ -112,7 +140,9 @@ def _filters(params: "QueryParams") -> Filters:
     return Filters(tenant=tuple(params.getlist("tenant")), node=tuple(params.getlist("node")), pool=tuple(params.getlist("pool")))
 
 
-def _endpoint(report: "Callable[[QueryParams], Report]", known: frozenset[str]) -> "Callable[[Request], Response]":
+def _endpoint(
+    report: "Callable[[QueryParams, str | None], Report]", known: frozenset[str], asks: "Callable[[Request], str | None]"
+) -> "Callable[[Request], Response]":
     from starlette.responses import Response
 
     def answer(request: "Request") -> Response:
@@ -124,7 +154,7 @@ def _endpoint(report: "Callable[[QueryParams], Report]", known: frozenset[str]) 
             fmt = params.get("format", "json")
             if fmt not in _TYPES:
                 raise BadInput(f"format is {fmt!r}, expected one of {', '.join(_TYPES)}")
-            return Response(render(report(params), fmt), media_type=_TYPES[fmt])
+            return Response(render(report(params, asks(request)), fmt), media_type=_TYPES[fmt])
         except PoolmeterError as error:
             return Response(json.dumps({"error": str(error)}) + "\n", _status(error), media_type="application/json")
 

@@ -43,7 +43,7 @@ def usage_of(connection: "duckdb.DuckDBPyConnection", period: Period, by: tuple[
         named = dict(zip(by, (_label(name, value) for name, value in zip(by, values, strict=False)), strict=True))
         rows.append({**{name: value for name, value in named.items() if value is not None}, **Measures(*values[len(by) :]).shown()})  # type: ignore[arg-type]
     rows.sort(key=lambda row: sort_key([row.get(name) for name in by]))
-    totals, warnings = _totals(connection, period, filters)
+    totals, warnings = ({}, ()) if filters.private else _totals(connection, period, filters)
     return Report("usage", (*by, *measures.COLUMNS), tuple(rows), period.start_text(), period.end_text(), totals, warnings)
 
 

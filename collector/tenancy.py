@@ -95,6 +95,11 @@ def decision_fields(caller: Caller, plain: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if name not in hidden}
 
 
+def report_tenant(caller: Caller) -> str | None:
+    """The tenant that a report is for, which tells nothing of others then; None for callers who may see all of it."""
+    return _tenant(caller) if caller.role is Role.TENANT else None
+
+
 def _tenant(caller: Caller) -> str:
     if caller.tenant is None:
         raise Forbidden(f"the token of {caller.name} names no tenant, expected one that does")

@@ -21,6 +21,7 @@ from poolmeter.places import CollectorData, data_folder, run_folder
 from poolmeter.pool import NodePlan, Pool, simulated_nodes
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
     from starlette.routing import BaseRoute
 
 
@@ -45,7 +46,15 @@ class Served(Collector):
     def extra_routes(self, args: argparse.Namespace) -> "Sequence[BaseRoute]":
         from poolmeter.accounting.routes import routes
 
-        return routes(CollectorData(data_folder(args.data)).store, load_config(args.config).accounting)
+        return routes(CollectorData(data_folder(args.data)).store, load_config(args.config).accounting, tenant_of=asking_tenant)
+
+
+def asking_tenant(request: "Request") -> str | None:
+    """The tenant whose token a request to the collector has; None: somebody who may see all tenants'."""
+    from poolmeter.collector.gate import caller_of
+    from poolmeter.collector.tenancy import report_tenant
+
+    return report_tenant(caller_of(request.scope))
 
 
 class Up:

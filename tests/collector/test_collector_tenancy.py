@@ -31,9 +31,34 @@ from poolmeter.model.decision import Decision, DecisionState
 from poolmeter.model.snapshot import DeviceSnapshot, ProcessSnapshot, SliceSnapshot, Snapshot, SourceHealth
 from poolmeter.model.units import HOUR_US, MINUTE_US
 from poolmeter.model.usage import UsageRecord
+from poolmeter.serve import asking_tenant
 
 TENANTS = ("aa-ten", "bb-ten", "cc-ten")
 HUSH = "what others hold"  # stands in every text that is not for tenants
+WINDOW = {"window": "2027-01-15,2027-01-17", "includeIdle": "true"}
+FIELDS = ("tenant", "node,device", "hour,pool,model", "project,user,mode", "part,day")
+REPORTS: tuple[tuple[str, list[dict[str, str]]], ...] = (
+    ("/v1/reports/usage", [{"by": by} for by in FIELDS[:-1]]),
+    ("/v1/reports/chargeback", [{"by": by, "basis": basis} for by in FIELDS for basis in ("allocated", "used")]),
+    ("/v1/reports/focus", [{}, {"basis": "used", "format": "csv"}]),
+    *(
+        (path, [{**WINDOW, "aggregate": by} for by in ("", "all", "namespace", "node,label:device", "pod,label:project")])
+        for path in ("/allocation/compute", "/allocation")
+    ),
+)
+PLAN = """
+schema = "poolmeter.plan/1"
+name = "shares"
+version = 1
+currency = "EUR"
+[policy]
+idle = "by-use"
+unallocated = "even"
+overhead = "by-allocation"
+[[prices]]
+from = 2026-01-01
+device_hour = { "H200" = "3600" }
+"""
 PERIOD = {"from": "2027-01-15", "to": "2027-01-17"}
 
 
@@ -146,9 +171,14 @@ async def everything(state: ApiState, http: httpx.AsyncClient, names: list[str])
             for method in sorted((route.methods or set()) - {"HEAD"}):
                 answer = await http.request(method, route.path.replace("{id}", names[0]), json={} if method == "POST" else None)
                 found[f"{method} {route.path}"] = answer.content + str(answer.headers).encode()
-    for path in ("/v1/reports/usage", "/v1/reports/chargeback", "/v1/reports/focus", "/allocation/compute", "/allocation"):
-        for asked in ({}, {"tenant": names[0]}, {"tenant": "nobody"}, {"by": "node"}):
-            found[f"{path} {asked}"] = (await http.get(path, params={**PERIOD, **asked})).content
+    words = [{}, *({name: value} for name in ("tenant", "node", "pool") for value in (*names, "nobody"))]
+    for path, more in REPORTS:
+        for asked in [*({**one, **more[0]} for one in words), *more[1:]]:
+            answer = await http.get(path, params={**(PERIOD if path.startswith("/v1") else {}), **asked})
+            assert answer.status_code in (200, 400), answer.text
+            found[f"{path} {asked}"] = answer.content
+    # A period that cannot be reported says nothing of why.
+    found["missing price"] = (await http.get("/v1/reports/chargeback", params={"from": "2020-01-01", "to": "2020-01-02"})).content
     filters = [{}, *({name: value} for name in ("node", "tenant", "allocation", "device") for value in names)]
     for kind, tier in (
         ("slice", "minute"),
@@ -186,7 +216,8 @@ def test_no_byte_of_another_tenant_is_ever_answered(pool: Pool, tenant: str) -> 
         names = [secret(other, "alloc") for other in TENANTS if other != tenant] + nodes + ["GPU-0-shared"]
 
         async def ask() -> tuple[dict[str, bytes], list[dict[str, Any]]]:
-            reports = report_routes(state.store.root, AccountingSection(), state.clock)
+            (Path(folder) / "plan.toml").write_text(PLAN)
+            reports = report_routes(state.store.root, AccountingSection(plan=Path(folder) / "plan.toml"), state.clock, asking_tenant)
             async with client(state, token_of(state, Role.TENANT, tenant), reports) as http:
                 rows = (await http.get("/v1/usage", params={**PERIOD, "limit": "100"})).json()["rows"]
                 return await everything(state, http, names), rows
@@ -217,6 +248,31 @@ async def test_a_tenant_sees_its_slices_its_card_by_name_and_its_decisions(share
         assert [row["id"] for row in rows] == [secret(TENANTS[1], "decision-0")]
         assert rows[0]["state"] == "rejected" and not {"sequence", "state_reason", "decided_by"} & set(rows[0])
         assert (await http.get("/v1/usage", params={"kind": "device"})).status_code == 403
+
+
+async def test_a_tenants_reports_are_its_part_of_everybodys(shared: ApiState, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    reports = report_routes(shared.store.root, AccountingSection(plan=tmp_path / "plan.toml"), shared.clock, asking_tenant)
+    async with client(shared, extra=reports) as admin, client(shared, token_of(shared, Role.TENANT, TENANTS[1]), reports) as own:
+        for path, more in REPORTS[:2]:
+            for asked in more:
+                if path.endswith("chargeback") and not {"node", "hour", "part"}.isdisjoint(asked["by"].replace(",", " ").split()):
+                    continue  # shared cost has no device there
+                params = {**PERIOD, **asked}
+                every = (await admin.get(path, params={**params, "tenant": TENANTS[1]})).json()
+                mine = (await own.get(path, params=params)).json()
+                assert mine["rows"] == every["rows"] != []
+                assert mine["totals"] == {name: value for name, value in every["totals"].items() if name in mine["totals"]}
+                assert not {"idle", "unallocated", "overhead", "capacity_us"} & set(mine["totals"])
+        bill = (await own.get("/v1/reports/chargeback", params={**PERIOD, "by": "tenant"})).json()
+        assert [row["tenant"] for row in bill["rows"]] == [TENANTS[1]] and float(bill["rows"][0]["shared_cost"]) > 0
+        others = (await own.get("/v1/reports/chargeback", params={**PERIOD, "tenant": TENANTS[0]})).json()
+        assert others["rows"] == [] and others["totals"]["cost"] == "0.00"
+    # Where nobody says who asks, a tenant is not answered at all.
+    unsaid = report_routes(shared.store.root, AccountingSection(), shared.clock)
+    async with client(shared, token_of(shared, Role.TENANT, TENANTS[2]), unsaid) as http:
+        for path, _ in REPORTS:
+            assert (await http.get(path, params=PERIOD)).status_code == 403
 
 
 async def test_another_tenants_name_and_no_name_at_all_find_the_same(shared: ApiState) -> None:
