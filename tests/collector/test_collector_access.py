@@ -22,6 +22,7 @@ from poolmeter.collector.state import NodeRow
 from poolmeter.config import AccountingSection
 from poolmeter.model.decision import Decision
 from poolmeter.model.units import HOUR_US
+from poolmeter.serve import asking_tenant
 from poolmeter.web.config import WebConfig
 from poolmeter.web.guard import Admission
 
@@ -38,7 +39,7 @@ def state(tmp_path: Path) -> Iterator[ApiState]:
 
 
 def reports(state: ApiState) -> list[Route]:
-    return report_routes(state.store.root, AccountingSection(), state.clock)
+    return report_routes(state.store.root, AccountingSection(), state.clock, asking_tenant)
 
 
 def served(state: ApiState) -> list[tuple[str, str]]:

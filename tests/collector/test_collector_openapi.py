@@ -22,6 +22,7 @@ from poolmeter.model.decision import Decision
 from poolmeter.model.plain import to_plain
 from poolmeter.model.units import HOUR_US
 from poolmeter.model.usage import RecordKind
+from poolmeter.serve import asking_tenant
 
 PERIOD = "from=2027-01-15&to=2027-01-16"
 
@@ -52,7 +53,7 @@ def fits(document: dict[str, Any], method: str, path: str, answer: httpx.Respons
 
 
 def application(state: ApiState) -> Any:
-    return create_app(state, report_routes(state.store.root, AccountingSection(), state.clock))
+    return create_app(state, report_routes(state.store.root, AccountingSection(), state.clock, asking_tenant))
 
 
 @pytest.mark.parametrize("role", [Role.ADMIN, Role.TENANT, Role.NODE])
