@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute
 
 from poolmeter.books.writer import Books, NotInBooks
 from poolmeter.clock import Clock, SystemClock
+from poolmeter.collector.assets import Assets
 from poolmeter.collector.auth import Authority, Credentials
 from poolmeter.collector.catalog import query
 from poolmeter.collector.decisions import LIST_LIMIT, LIST_LIMIT_MOST, LOG_LIMIT, LOG_LIMIT_MOST, Decisions, NotJson, TooLarge, listing
@@ -79,6 +80,7 @@ def create_app(state: ApiState, extra_routes: Sequence[BaseRoute] = ()) -> Starl
 
 def _endpoints(state: ApiState) -> tuple[Endpoint, ...]:
     health, decisions, usage = _Health(state), Decisions(state.books, state.store.root), Usage(state.store.root, state.clock)
+    assets = Assets(state.books)
 
     pages = (
         Parameter("after", "only entries after this number, as the page before gave (0)", type="integer"),
@@ -132,6 +134,12 @@ def _endpoints(state: ApiState) -> tuple[Endpoint, ...]:
             "GET", "/v1/books/log", decisions.changes, "Every change of the books: who, what, when, why, before and after: oldest first",
             (Parameter("subject", "only this table"), Parameter("key", "only this row of a table"), *pages), statuses=(200, 400, 503),
             answer="BooksLog",
+        ),
+        Endpoint("GET", "/v1/books/assets", assets.list, "What people wrote of each device", statuses=(200, 503), answer="BooksAssets"),
+        Endpoint(
+            "POST", "/v1/books/assets", assets.enter, "Write the register of devices, all or none; a field that a row lacks stays",
+            statuses=(200, 400, 409, 413, 415, 503), body='{"assets": [{"uuid": text, ...}], "by": who, "reason": why, "dry_run": true}',
+            answer="BooksAssets",
         ),
         *(
             ()

@@ -60,6 +60,8 @@ ACCESS: Mapping[tuple[str, str], frozenset[Role]] = {
     ("POST", "/v1/decisions/{id}/reject"): frozenset({_A, _O}),
     ("GET", "/v1/books/decisions"): frozenset({_A, _O, _F}),
     ("GET", "/v1/books/log"): frozenset({_A, _F}),
+    ("GET", "/v1/books/assets"): frozenset({_A, _O, _F}),
+    ("POST", "/v1/books/assets"): frozenset({_A, _F}),
     ("GET", "/v1/reports/usage"): frozenset({_A, _O, _F, _T, _R}),
     ("GET", "/v1/reports/chargeback"): frozenset({_A, _F, _T, _R}),
     ("GET", "/v1/reports/focus"): frozenset({_A, _F, _T, _R}),

@@ -100,7 +100,7 @@ class Decisions:
             for n, item in enumerate(given)
         ]
         caller = caller_of(request.scope)
-        found = await run_in_threadpool(self._books.add_decisions, parsed, _by(body, caller))
+        found = await run_in_threadpool(self._books.add_decisions, parsed, author_of(body, caller))
         return _answer(caller, found)
 
     async def approve(self, request: Request) -> Response:
@@ -112,7 +112,7 @@ class Decisions:
     async def _move(self, request: Request, state: DecisionState) -> Response:
         body = await json_body(request)
         caller = caller_of(request.scope)
-        by, reason = _by(body, caller), _text(body, "reason")
+        by, reason = author_of(body, caller), text_of(body, "reason")
         return _answer(caller, [await run_in_threadpool(self._books.transition, request.path_params["id"], state, by, reason)])
 
 
@@ -124,9 +124,9 @@ def _known(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _by(body: Mapping[str, Any], caller: Caller) -> str:
+def author_of(body: Mapping[str, Any], caller: Caller) -> str:
     """Who the books say it was: what the admin's client says, and of others the name of their token too, which they cannot choose."""
-    said = _text(body, "by")
+    said = text_of(body, "by")
     if caller.role is Role.ADMIN:
         return said or "api"
     return f"{said} ({caller.name})" if said else caller.name
@@ -171,7 +171,8 @@ class NotJson(BadInput):
     """A body that does not say it is JSON."""
 
 
-def _text(body: Mapping[str, Any], name: str) -> str | None:
+def text_of(body: Mapping[str, Any], name: str) -> str | None:
+    """A text field of a body; None when it is not there. Raises BadInput."""
     value = body.get(name)
     if value is not None and (not isinstance(value, str) or len(value) > 1000):
         raise BadInput(f"{name} is {value!r:.40}, expected text of at most 1000 characters")

@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
+from poolmeter.books.assets import FIELDS
 from poolmeter.books.writer import Booked, LogEntry
 from poolmeter.collector.tables import TABLES, VIEWS, WIDE, Field, segment_fields
 from poolmeter.model.decision import Decision
@@ -141,6 +142,7 @@ def schemas() -> dict[str, Schema]:
         "Decisions": listing("decisions", decision, {"after": _TEXT}),
         "DecisionLog": listing("decision_log", of_record(LogEntry), {"after": _WHOLE}),
         "BooksLog": listing("books_log", change, {"after": _WHOLE}),
+        "BooksAssets": listing("books_assets", {"type": "object", "required": ["uuid", *FIELDS]}),
         "Pushed": closed(_PUSHED, ("schema", "node", "consumer", "epoch")),
         "Document": {"type": "object", "required": ["openapi", "info", "paths", "components"]},
     }

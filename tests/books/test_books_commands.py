@@ -123,7 +123,7 @@ def test_a_file_with_a_token_is_its_owners(data: Path, tmp_path: Path) -> None:
         ("token create --name a --role king", 2, "invalid choice: 'king'"),
         ("token create --name a --role admin --days 0", 2, "--days is 0, expected 1 to 3660"),
         ("token revoke nobody", 2, "token 'nobody' is not in the books"),
-        ("books log --subject plans", 2, "--subject is 'plans', expected decisions or tokens"),
+        ("books log --subject plans", 2, "--subject is 'plans', expected decisions, tokens or assets"),
         ("books log --limit 0", 2, "--limit is 0, expected 1 or more"),
         ("books log --from tomorrow", 2, "--from is 'tomorrow'"),
         ("token list --data /nowhere/at/all", 3, "books /nowhere/at/all/books.sqlite are not there"),

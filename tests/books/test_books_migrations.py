@@ -123,7 +123,7 @@ def test_the_revisions_are_one_line_and_end_in_the_models(places: Places) -> Non
 
 def test_books_of_version_1_are_taken_over(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     place = version_one(places, monkeypatch)
-    with pytest.raises(BadInput, match=r"have revision 0001, expected 0002: poolmeter store migrate, or the start of a collector"):
+    with pytest.raises(BadInput, match=r"have revision 0001, expected 0003: poolmeter store migrate, or the start of a collector"):
         Books(place)
     done = upgrade(place)
     assert (done.before, done.after) == (REVISIONS[0], REVISION)
@@ -160,7 +160,7 @@ def test_books_of_a_newer_program_are_refused_and_left_alone(places: Places) -> 
     place = places.new()
     with Books(place) as books:
         run_sql(place, f"UPDATE {REVISION_TABLE} SET version_num = '0009'")
-        sentence = r"have revision 0009, expected 0002 or older: a newer poolmeter made them"
+        sentence = r"have revision 0009, expected 0003 or older: a newer poolmeter made them"
         # Also those that were opened before: the newer program may have come meanwhile.
         for call in (books.list, books.expire_due, lambda: books.tokens.find("pm_1_2"), lambda: books.add_decisions([])):
             with pytest.raises(BadInput, match=sentence):

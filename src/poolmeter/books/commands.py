@@ -111,13 +111,13 @@ class TokenRevoke:
 
 
 class BooksLog:
-    """Who changed what in the books, when and why, oldest first: decisions and tokens.
+    """Who changed what in the books, when and why, oldest first: decisions, tokens and assets.
 
     `before` and `after` hold the columns that changed; `before` is absent where a row was added.
     """
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--subject", metavar="TABLE[/KEY]", help="changes of decisions or tokens alone, or of one: decisions/ID")
+        parser.add_argument("--subject", metavar="TABLE[/KEY]", help="changes of decisions, tokens or assets alone, or of one: decisions/ID")
         parser.add_argument("--from", dest="start", metavar="TIME", help="start, inclusive: RFC 3339, a date, 7d, last-month (the first)")
         parser.add_argument("--to", dest="end", metavar="TIME", help="end, exclusive (now)")
         parser.add_argument("--limit", type=int, metavar="N", help="the newest N of them (all)")
@@ -126,8 +126,8 @@ class BooksLog:
         if args.limit is not None and args.limit < 1:
             raise BadInput(f"--limit is {args.limit}, expected 1 or more")
         subject, _, key = (args.subject or "").partition("/")
-        if args.subject is not None and subject not in ("decisions", "tokens"):
-            raise BadInput(f"--subject is {args.subject!r:.60}, expected decisions or tokens, or one of them as decisions/ID")
+        if args.subject is not None and subject not in ("decisions", "tokens", "assets"):
+            raise BadInput(f"--subject is {args.subject!r:.60}, expected decisions, tokens or assets, or one of them as decisions/ID")
         start_us = end_us = None
         if args.start is not None or args.end is not None:
             period = parse_period(args.start or "1970-01-01", args.end, "UTC", SystemClock().wall_us())

@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger, Index, String, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 REVISION = REVISIONS[-1]
 # Not Alembic's own name: that one may be another program's.
 REVISION_TABLE = "books_revision"
@@ -64,6 +64,29 @@ class TokenRow(Base):
     expires_us: Mapped[int | None]
     revoked_us: Mapped[int | None]
     last_used_us: Mapped[int | None]
+
+
+class AssetRow(Base):
+    """What people say of a device, by its uuid. Dates are ISO, amounts exact decimals, both as text; None is not known."""
+
+    __tablename__ = "assets"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    serial: Mapped[str | None]
+    model: Mapped[str | None]
+    vendor: Mapped[str | None]
+    owner: Mapped[str | None]
+    cost_centre: Mapped[str | None]
+    bought: Mapped[str | None]
+    price: Mapped[str | None]
+    currency: Mapped[str | None]
+    warranty_until: Mapped[str | None]
+    life_months: Mapped[int | None]
+    residual: Mapped[str | None]
+    device_class: Mapped[str | None] = mapped_column("class")
+    weight: Mapped[str | None]
+    weight_source: Mapped[str | None]
+    note: Mapped[str | None]
 
 
 class ChangeRow(Base):

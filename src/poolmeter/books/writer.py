@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, Select, Table, and_, func, or_, select
 
+from poolmeter.books.assets import Assets
 from poolmeter.books.backup import backup
 from poolmeter.books.database import Database
 from poolmeter.books.ledger import Change, Row, Writing, changes, is_text
@@ -71,6 +72,7 @@ class Books:
         self._database = Database(where, self._clock, upgrade)
         self.name = self._database.name
         self.tokens = Tokens(self._database, self._clock)
+        self.assets = Assets(self._database)
 
     def __enter__(self) -> "Books":
         return self
