@@ -22,7 +22,9 @@ Device = Mapping[str, object]  # of `COLUMNS`, those that are known, and `nodes`
 def devices_of(connection: "duckdb.DuckDBPyConnection", register: Sequence[Row]) -> list[Device]:
     """Every device of the register and of the store, by uuid. What a person wrote stands; model and vendor are the store's without."""
     seen: dict[str, tuple[object, ...]] = {}
-    for uuid, *rest in rows_of(connection, "SELECT uuid, node, model, vendor, first_seen_us, last_seen_us FROM devices ORDER BY last_seen_us"):
+    for uuid, *rest in rows_of(
+        connection, "SELECT uuid, node, model, vendor, first_seen_us, last_seen_us FROM devices ORDER BY last_seen_us"
+    ):
         before = seen.get(str(uuid))
         first = rest[3] if before is None else min(int(str(before[3])), int(str(rest[3])))
         seen[str(uuid)] = (*rest[:3], first, rest[4])

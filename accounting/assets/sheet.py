@@ -32,9 +32,7 @@ def read_sheet(path: Path, register: Sequence[Row], seen: Collection[str], allow
     return rows
 
 
-def parse_sheet(
-    text: str, register: Mapping[str, Row], seen: Collection[str], allow_unknown: bool = False
-) -> tuple[list[Row], list[str]]:
+def parse_sheet(text: str, register: Mapping[str, Row], seen: Collection[str], allow_unknown: bool = False) -> tuple[list[Row], list[str]]:
     """The rows of a CSV text and its faults, each `LINE: column NAME: what is wrong`."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows: list[Row] = []

@@ -1,5 +1,6 @@
 """The register, depreciation and the matrix: what must hold for any of them."""
 
+import json
 import sys
 from collections.abc import Callable
 from datetime import date, timedelta
@@ -7,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import duckdb
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,9 +24,17 @@ from poolmeter.books.writer import Books
 from poolmeter.errors import BadInput
 from poolmeter.model.units import DAY_US, MINUTE_US, split_exactly
 from poolmeter.period import parse_period
+from poolmeter.report import Report, as_json
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_accounting_invariants import PERIOD, Pool, pools  # noqa: E402
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "assets.schema.json").read_text())
+
+
+def fits(report: Report) -> None:
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(as_json(report)))
+
 
 QUICK = settings(max_examples=20, deadline=None)
 START = date(2026, 1, 31)
@@ -38,6 +48,7 @@ def test_the_matrix_sums_to_the_bill(stores: Callable[..., object], basis: str, 
     with stores(pool.records) as connection:  # type: ignore[attr-defined]
         bill = chargeback_of(connection, PERIOD, pool.plan, ("tenant",), EVERYTHING, basis)
         matrix = matrix_of(connection, PERIOD, pool.plan, owners, basis)
+    fits(matrix)
     assert matrix.totals["cost"] == bill.totals["cost"]
 
     def sums(rows: object) -> dict[tuple[object, object], Decimal]:
@@ -83,6 +94,7 @@ def test_depreciation_names_what_it_cannot_tell_and_what_is_written_off() -> Non
         report = depreciation_report([FULL, bare], parse_period("2026-01-01", "2026-06-01", "Europe/Vienna", 0), by)
         assert sum(row["cost"] for row in report.rows) == Decimal("900.01")  # type: ignore[misc]
         assert report.warnings == ("device GPU-2 has no bought, price, life_months, residual in the register: it is not in these sums",)
+        fits(report)
     late = depreciation_report([FULL], parse_period("2026-07-01", "2026-08-01", "UTC", 0), "device")
     assert late.rows[0] == {
         "device": "GPU-1", "devices": 1, "cost": Decimal("0.00"), "currency": "EUR", "book_value": "99.99", "state": "written off",
@@ -172,10 +184,16 @@ def test_any_import_twice_is_once(tmp_path_factory: pytest.TempPathFactory, rows
 
 def test_the_register_is_filled_from_the_store_and_never_over_what_people_wrote() -> None:
     connection = duckdb.connect()
-    connection.execute("CREATE TABLE devices (uuid VARCHAR, node VARCHAR, model VARCHAR, vendor VARCHAR, first_seen_us BIGINT, last_seen_us BIGINT)")
-    connection.execute(f"INSERT INTO devices VALUES ('GPU-1', 'n2', 'H200', 'nvidia', 0, {3 * DAY_US}), ('GPU-2', 'n1', 'A100', NULL, 5, 6)")
+    connection.execute(
+        "CREATE TABLE devices (uuid VARCHAR, node VARCHAR, model VARCHAR, vendor VARCHAR, first_seen_us BIGINT, last_seen_us BIGINT)"
+    )
+    connection.execute(
+        f"INSERT INTO devices VALUES ('GPU-1', 'n2', 'H200', 'nvidia', 0, {3 * DAY_US}), ('GPU-2', 'n1', 'A100', NULL, 5, 6)"
+    )
     connection.execute("CREATE TABLE device_minutes (device_uuid VARCHAR, node VARCHAR, minute_us BIGINT)")
-    connection.execute("CREATE TABLE device_days (device_uuid VARCHAR, node VARCHAR, day_us BIGINT, first_minute_us BIGINT, last_minute_us BIGINT)")
+    connection.execute(
+        "CREATE TABLE device_days (device_uuid VARCHAR, node VARCHAR, day_us BIGINT, first_minute_us BIGINT, last_minute_us BIGINT)"
+    )
     minutes = [("n1", DAY_US), ("n2", DAY_US + MINUTE_US), ("n1", DAY_US + 2 * MINUTE_US), ("n2", 2 * DAY_US)]
     connection.executemany("INSERT INTO device_minutes VALUES ('GPU-1', ?, ?)", minutes)
     days = [("n1", 0, 0, 0), ("n1", DAY_US, DAY_US, DAY_US + 2 * MINUTE_US), ("n2", DAY_US, DAY_US + MINUTE_US, DAY_US + MINUTE_US)]
@@ -190,5 +208,7 @@ def test_the_register_is_filled_from_the_store_and_never_over_what_people_wrote(
     assert [device["model"] for device in devices] == ["ours", "A100"]
     assert "vendor" not in devices[1]
     assert [device["uuid"] for device in chosen(devices, {"owner": None}, ("owner",))] == ["GPU-2"]
+    fits(list_report(devices))
+    fits(show_report(devices[0]))
     assert list_report(devices).totals == {"devices": 2}
     assert len(show_report(devices[0]).rows) == 4

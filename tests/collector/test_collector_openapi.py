@@ -63,7 +63,10 @@ async def test_every_answer_fits_the_document(state: ApiState, role: Role) -> No
         document = (await http.get("/openapi.json")).json()
     async with client(state, ADMIN if role is Role.ADMIN else token_of(state, role), app=app) as http:
         made = to_plain(Decision("d2", "n1", "a1", "GPU-1", 1, 0, NOW, NOW + HOUR_US, "rule", "why", "00", memory_bytes=5))
-        bodies = {"/v1/decisions": {"decisions": [made]}, "/v1/books/assets": {"assets": [{"uuid": "GPU-1", "owner": "vision"}], "reason": "why"}}
+        bodies = {
+            "/v1/decisions": {"decisions": [made]},
+            "/v1/books/assets": {"assets": [{"uuid": "GPU-1", "owner": "vision"}], "reason": "why"},
+        }
         for method, path in ACCESS:
             asked = {"window": "1d"} if path.startswith("/allocation") else {}  # the one parameter that is not optional
             body = bodies.get(path, {}) if method == "POST" else None

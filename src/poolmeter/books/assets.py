@@ -151,8 +151,8 @@ def row_fault(row: Row) -> str | None:
 def _all(connection: Connection) -> dict[str, dict[str, Value]]:
     found = {}
     for row in connection.execute(select(_assets)).mappings():
-        values = {column.name: row[column] for column in _assets.columns}
-        found[str(values["id"])] = {"uuid": values.pop("id"), **values}
+        uuid = str(row[_assets.c.id])
+        found[uuid] = {"uuid": uuid, **{name: row[_assets.c[name]] for name in FIELDS}}
     return found
 
 

@@ -117,7 +117,9 @@ class BooksLog:
     """
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--subject", metavar="TABLE[/KEY]", help="changes of decisions, tokens or assets alone, or of one: decisions/ID")
+        parser.add_argument(
+            "--subject", metavar="TABLE[/KEY]", help="changes of decisions, tokens or assets alone, or of one: decisions/ID"
+        )
         parser.add_argument("--from", dest="start", metavar="TIME", help="start, inclusive: RFC 3339, a date, 7d, last-month (the first)")
         parser.add_argument("--to", dest="end", metavar="TIME", help="end, exclusive (now)")
         parser.add_argument("--limit", type=int, metavar="N", help="the newest N of them (all)")
