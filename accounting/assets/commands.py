@@ -98,7 +98,7 @@ class AssetsImport:
         with open_assets(data, config.collector) as store:
             rows = read_sheet(args.file, store.list(), seen, args.allow_unknown)
             entered = store.enter(rows, user_name(), args.reason, args.dry_run)
-        changes = {uuid: "added" for uuid in entered.added} | {uuid: "changed" for uuid in entered.changed}
+        changes = dict.fromkeys(entered.added, "added") | dict.fromkeys(entered.changed, "changed")
         found = tuple({"uuid": uuid, "change": change} for uuid, change in sorted(changes.items()))
         totals = {"added": len(entered.added), "changed": len(entered.changed), "unchanged": len(entered.unchanged)}
         warnings = ("dry run: nothing was changed",) if args.dry_run else ()

@@ -27,7 +27,9 @@ from poolmeter.period import parse_period
 from poolmeter.report import Report, as_json
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_accounting_invariants import PERIOD, Pool, pools  # noqa: E402
+import itertools
+
+from test_accounting_invariants import PERIOD, Pool, pools
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "assets.schema.json").read_text())
 
@@ -80,7 +82,7 @@ def test_transfers_are_netted_and_sum_to_nothing(amounts: dict[tuple[str | None,
 def test_any_split_of_a_life_sums_to_price_less_residual(amount: int, days: int, cuts: list[int]) -> None:
     schedule = Schedule(START, days, amount, 7, "EUR")
     edges = [START + timedelta(days=cut) for cut in sorted([-51, *cuts, 2101])]
-    assert sum(schedule.cost(first, last) for first, last in zip(edges, edges[1:], strict=False)) == amount
+    assert sum(schedule.cost(first, last) for first, last in itertools.pairwise(edges)) == amount
     day = min(days, 30)
     assert [schedule.cost(START + timedelta(n), START + timedelta(n + 1)) for n in range(day)] == split_exactly(amount, [1] * days)[:day]
     assert schedule.cost(START + timedelta(days), START + timedelta(days + 1)) == 0
@@ -111,7 +113,7 @@ def test_stays_cover_each_sighting_and_never_overlap(parts: list[tuple[str, int,
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     stays = stays_of(shuffled)
     assert all(any(s.node == seen.node and s.start_us <= seen.start_us and seen.end_us <= s.end_us for s in stays) for seen in sightings)
-    assert all(before.end_us <= after.start_us and before.node != after.node for before, after in zip(stays, stays[1:], strict=False))
+    assert all(before.end_us <= after.start_us and before.node != after.node for before, after in itertools.pairwise(stays))
 
 
 def test_two_nodes_that_claim_the_same_time_do_not_overlap() -> None:
