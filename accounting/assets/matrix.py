@@ -1,6 +1,7 @@
 """The owner x user matrix: whose cards each tenant used, what that cost by the bill, and who owes whom for it.
 
-Charges are the bill's own, rated to the device: deeper levels of rating only divide, so every sum is the bill's. The owner of a device
+Charges are the bill's own, rated to the device: deeper levels of rating only divide, so every sum is the bill's `cost`,
+before policies share out what nobody used. The owner of a device
 is the one that the register names now, for the whole period (docs/decisions/assets-register.md).
 """
 
@@ -8,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from poolmeter.accounting import measures
-from poolmeter.accounting.chargeback import level_of
-from poolmeter.accounting.dimensions import EVERYTHING, Calendar
+from poolmeter.accounting.chargeback import level_of, rated, warnings_of
+from poolmeter.accounting.dimensions import EVERYTHING
 from poolmeter.accounting.plans import PricePlan
-from poolmeter.accounting.rating import LINES, Charge, money, rate
-from poolmeter.accounting.shares import DEVICE, read_shares
-from poolmeter.accounting.source import check_identity
+from poolmeter.accounting.rating import LINES, Charge, money
+from poolmeter.accounting.shares import DEVICE
 from poolmeter.period import Period
 from poolmeter.report import Report
 
@@ -31,10 +31,9 @@ def matrix_of(
 
     A row of devices without an owner has no `owner`. Raises what `chargeback_of` raises.
     """
-    check_identity(connection, period)
     basis = basis or plan.basis
-    shares = read_shares(connection, Calendar.of(period), basis, plan.edges_us, level_of(("device",), EVERYTHING))
-    cells = cells_of(rate(shares.shares, plan), owners)
+    shares, charges = rated(connection, period, plan, level_of(("device",), EVERYTHING), EVERYTHING, basis)
+    cells = cells_of(charges, owners)
     rows = []
     for (owner, line, tenant), (us, amount) in sorted(cells.items(), key=_order):
         row: dict[str, object] = {} if owner is None else {"owner": owner}
@@ -58,6 +57,7 @@ def matrix_of(
     }
     unowned = sum(us for (owner, _, _), (us, _) in cells.items() if owner is None)
     warnings = (f"devices without an owner carry {measures.hours(unowned)} device-hours: no transfer follows from them",) if unowned else ()
+    warnings = (*warnings_of(shares, charges, False), *warnings)
     return Report("matrix", COLUMNS, tuple(rows), period.start_text(), period.end_text(), totals, warnings, extra)
 
 

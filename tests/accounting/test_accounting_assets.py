@@ -1,7 +1,7 @@
 """The register, depreciation and the matrix: what must hold for any of them."""
 
+import itertools
 import json
-import sys
 from collections.abc import Callable
 from datetime import date, timedelta
 from decimal import Decimal
@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_accounting_invariants import PERIOD, Pool, pools
 
 from poolmeter.accounting.assets.depreciation import Schedule, depreciation_report, months_after, schedule_of
 from poolmeter.accounting.assets.matrix import balances, crossed, matrix_of, transfers
@@ -25,11 +26,6 @@ from poolmeter.errors import BadInput
 from poolmeter.model.units import DAY_US, MINUTE_US, split_exactly
 from poolmeter.period import parse_period
 from poolmeter.report import Report, as_json
-
-sys.path.insert(0, str(Path(__file__).parent))
-import itertools
-
-from test_accounting_invariants import PERIOD, Pool, pools
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "assets.schema.json").read_text())
 
