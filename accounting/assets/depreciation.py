@@ -134,7 +134,8 @@ def _parts(asset: Mapping[str, object], by: str, start: date, end: date) -> list
     if by != "month":
         value = asset.get("uuid" if by == "device" else by)
         return [(None if value is None else str(value), start, end)]
-    found, first = [], start
+    found: list[tuple[str | None, date, date]] = []
+    first = start
     while first < end:
         last = min(months_after(first.replace(day=1), 1), end)
         found.append((f"{first:%Y-%m}", first, last))
