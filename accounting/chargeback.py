@@ -22,7 +22,7 @@ from poolmeter.accounting.plans import PricePlan, demo_plan, load_plan
 from poolmeter.accounting.policies import share_out
 from poolmeter.accounting.rating import LINES, Charge, money, rate
 from poolmeter.accounting.shares import DEVICE, LABELS, Shares, read_shares
-from poolmeter.accounting.source import ask, check_filters, check_identity, is_simulated, unaccounted_warnings
+from poolmeter.accounting.source import ask, check_filters, check_identity, is_simulated, stored_part, unaccounted_warnings
 from poolmeter.errors import BadInput
 from poolmeter.period import Period
 from poolmeter.report import Report
@@ -120,7 +120,8 @@ def rated(
     check_filters(connection, filters)
     check_identity(connection, period)
     with_use = any(method == "by-use" for _, method in plan.policies)
-    shares = read_shares(connection, Calendar.of(period), basis, plan.changes(period.start_us, period.end_us), level, with_use)
+    part = stored_part(connection, period)
+    shares = read_shares(connection, Calendar.of(period, part), basis, plan.changes(part.start_us, part.end_us), level, with_use)
     return shares, rate(shares.shares, plan)
 
 

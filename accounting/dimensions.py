@@ -84,9 +84,9 @@ class Calendar:
     offsets: tuple[tuple[int, int], ...] = field(default=())
 
     @classmethod
-    def of(cls, period: Period) -> "Calendar":
-        """The calendar of a period in its zone."""
-        return cls(period, _offsets(period))
+    def of(cls, period: Period, needed: Period | None = None) -> "Calendar":
+        """The calendar of a period in its zone; right in the part `needed` of it alone where that is given (`source.stored_part`)."""
+        return cls(period, _offsets(needed or period))
 
     def local_sql(self) -> str:
         """SQL for the local time of `minute_us`, as BIGINT microseconds."""

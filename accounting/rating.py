@@ -66,7 +66,8 @@ def rate(shares: Iterable[Share], plan: PricePlan) -> list[Charge]:
         if share.measures is not None:
             charge.allocated_weight += share.measures.allocated_us * list_price
             charge.measures = share.measures if charge.measures is None else charge.measures.plus(share.measures)
-    return [charge for day in sorted(days) for charge in _rate_day(list(days[day].values()), plan.minor_digits)]
+    # The store gives its groups in any order; reports with a row per charge, and what they share out, must not.
+    return [charge for day in sorted(days) for charge in _rate_day(sorted(days[day].values(), key=_place), plan.minor_digits)]
 
 
 def day_total(weight: int, minor_digits: int) -> int:
@@ -106,6 +107,13 @@ _STEPS: tuple[Callable[[Share], object], ...] = (
     lambda share: share.device,
     lambda share: share.hour_us,
 )
+
+
+def _place(charge: Charge) -> tuple[object, ...]:
+    """Where a charge stands in its day: by line, tenant, labels, device and hour."""
+    share = charge.share
+    part = PARTS.index(share.part) if share.part in PARTS else -1
+    return (LINES.index(share.line), share.tenant or "", part, text_key(share.labels), text_key(share.device or ()), share.hour_us or 0)
 
 
 def _order(group: list[Charge], depth: int) -> tuple[object, ...]:

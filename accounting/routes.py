@@ -5,6 +5,7 @@ latter three repeatable), format (json | csv | parquet | arrow), and the latter 
 """
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -13,6 +14,7 @@ from poolmeter.accounting.chargeback import chargeback_for
 from poolmeter.accounting.dimensions import CHARGE_BY, Filters, own, parse_by
 from poolmeter.accounting.focus import focus_report
 from poolmeter.accounting.opencost import PARAMETERS, compute, parse_question
+from poolmeter.accounting.source import TooMany, at_most
 from poolmeter.accounting.usage import usage_report
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.config import AccountingSection
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
 T = TypeVar("T")
+ROWS_MOST = 500_000  # of the store, for one answer
+VALUES_MOST = 100
+_REPEATED = frozenset({"tenant", "node", "pool"})
+_log = logging.getLogger("poolmeter.accounting")
 _TYPES = {
     "json": "application/json",
     "csv": "text/csv; charset=utf-8",
@@ -88,10 +94,14 @@ def _no_tenant(request: "Request") -> str | None:
 def _shielded(tenant: str | None, ask: "Callable[[], T]") -> "T":
     """The answer; what is wrong with the pool's data or plan is not a tenant's to read. Its own question has been checked before."""
     try:
-        return ask()
-    except (BadInput, DataError) as error:
+        with at_most(ROWS_MOST):
+            return ask()
+    except TooMany:
+        raise
+    except BadInput as error:
         if tenant is None:
             raise
+        _log.warning("a report for tenant %s failed: %s", tenant, error)
         raise DataError("this period cannot be reported; who runs the pool sees why") from error
 
 
@@ -122,13 +132,14 @@ def _opencost(
 
 
 def _status(error: PoolmeterError) -> int:
-    return 400 if isinstance(error, BadInput) else 403 if isinstance(error, Refused) else 503 if isinstance(error, Unavailable) else 409
+    known = ((DataError, 503), (BadInput, 400), (Refused, 403), (Unavailable, 503))
+    return next((code for kind, code in known if isinstance(error, kind)), 409)
 
 
 def _basis(params: "QueryParams") -> str | None:
     basis = params.get("basis")
     if basis not in (None, "allocated", "used"):
-        raise BadInput(f"basis is {basis!r}, expected allocated or used")
+        raise BadInput(f"basis is {basis!r:.40}, expected allocated or used")
     return basis
 
 
@@ -150,10 +161,13 @@ def _endpoint(
             params = request.query_params
             for name in params:
                 if name not in known:
-                    raise BadInput(f"query parameter is {name!r}, expected one of {', '.join(sorted(known))}")
+                    raise BadInput(f"query parameter is {name!r:.60}, expected one of {', '.join(sorted(known))}")
+                given, most = len(params.getlist(name)), VALUES_MOST if name in _REPEATED else 1
+                if given > most:
+                    raise BadInput(f"query parameter {name} is given {given} times, expected {f'at most {most}' if most > 1 else 'once'}")
             fmt = params.get("format", "json")
             if fmt not in _TYPES:
-                raise BadInput(f"format is {fmt!r}, expected one of {', '.join(_TYPES)}")
+                raise BadInput(f"format is {fmt!r:.40}, expected one of {', '.join(_TYPES)}")
             return Response(render(report(params, asks(request)), fmt), media_type=_TYPES[fmt])
         except PoolmeterError as error:
             return Response(json.dumps({"error": str(error)}) + "\n", _status(error), media_type="application/json")

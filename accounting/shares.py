@@ -157,17 +157,18 @@ def _prepare(connection: "duckdb.DuckDBPyConnection", span: str, basis: str) -> 
     FROM loads l LEFT JOIN parts p USING (node, device_uuid, minute_us) WHERE l.load > COALESCE(p.cap, 0)""")
     if rows_of(connection, "SELECT COUNT(*) FROM over_full") == [(0,)]:
         return False
-    labels = ", ".join(f'MAX("{name}") AS "{name}"' for name in ("tenant", *LABELS[1:], "pool", "device_model"))
+    # By all that a record says of itself: who claims another's allocation is a line beside it, and nobody's key is a mixture of two.
+    labels = ", ".join(quoted(name) for name in ("tenant", *LABELS[1:], "pool", "device_model"))
     connection.execute(f"""
     CREATE OR REPLACE TEMP TABLE dealt AS
     WITH units AS (
       SELECT node, device_uuid, minute_us, allocation_id, {labels}, SUM({claim})::BIGINT AS claim, MAX(load) AS load, MAX(cap) AS cap
-      FROM slice_minutes JOIN over_full USING (node, device_uuid, minute_us) WHERE {span} GROUP BY 1, 2, 3, 4
+      FROM slice_minutes JOIN over_full USING (node, device_uuid, minute_us) WHERE {span} GROUP BY ALL
     ), floors AS (
       SELECT *, claim::HUGEINT * cap // load AS part, claim::HUGEINT * cap % load AS remainder FROM units
     ), ranked AS (
       SELECT *, cap - SUM(part) OVER minute AS left_over,
-        ROW_NUMBER() OVER (PARTITION BY node, device_uuid, minute_us ORDER BY remainder DESC, allocation_id) AS place
+        ROW_NUMBER() OVER (PARTITION BY node, device_uuid, minute_us ORDER BY remainder DESC, allocation_id, {labels}) AS place
       FROM floors WINDOW minute AS (PARTITION BY node, device_uuid, minute_us))
     SELECT *, part + CASE WHEN place <= left_over THEN 1 ELSE 0 END - claim AS correction FROM ranked""")
     return True

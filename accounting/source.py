@@ -1,6 +1,9 @@
 """Questions to the collector's store: one catalog for all queries of a report, checked filters, the pool's own identity."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -8,6 +11,7 @@ from poolmeter.accounting.dimensions import COLUMNS, DEVICE_FIELDS, Filters
 from poolmeter.accounting.measures import hours
 from poolmeter.collector.catalog import open_catalog, unreadable
 from poolmeter.errors import BadInput, DataError
+from poolmeter.model.units import DAY_US, MINUTE_US
 from poolmeter.period import Period, rfc3339
 
 if TYPE_CHECKING:
@@ -15,6 +19,27 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_WARNED = 20
+LONG_US = 1000 * DAY_US
+_room: "ContextVar[_Room | None]" = ContextVar("room", default=None)
+
+
+class TooMany(BadInput):
+    """A report that needs more rows of the store than whoever makes it permits."""
+
+
+class _Room:
+    def __init__(self, rows: int) -> None:
+        self.rows, self.left = rows, rows
+
+
+@contextmanager
+def at_most(rows: int) -> Iterator[None]:
+    """Reports made inside take so many rows from the store in all, then raise TooMany: a server's memory is everybody's."""
+    token = _room.set(_Room(rows))
+    try:
+        yield
+    finally:
+        _room.reset(token)
 
 
 def ask(root: Path, question: "Callable[[duckdb.DuckDBPyConnection], T]") -> T:
@@ -35,9 +60,29 @@ def ask(root: Path, question: "Callable[[duckdb.DuckDBPyConnection], T]") -> T:
 
 
 def rows_of(connection: "duckdb.DuckDBPyConnection", sql: str, parameters: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
-    """All rows of a query."""
-    found: list[tuple[object, ...]] = connection.execute(sql, list(parameters)).fetchall()
+    """All rows of a query. Raises TooMany inside `at_most`, before they are all in memory."""
+    answer = connection.execute(sql, list(parameters))
+    room = _room.get()
+    found: list[tuple[object, ...]] = answer.fetchall() if room is None else answer.fetchmany(room.left + 1)
+    if room is not None:
+        if len(found) > room.left:
+            raise TooMany(f"the report needs more than {room.rows} rows, expected fewer: a shorter period, or fewer fields in by")
+        room.left -= len(found)
     return found
+
+
+def stored_part(connection: "duckdb.DuckDBPyConnection", period: Period) -> Period:
+    """The part of a period in which the store may have records; at least a minute. A period may be ten thousand years.
+
+    Asked of long periods alone: others are as they are.
+    """
+    if period.end_us - period.start_us < LONG_US:
+        return period
+    sql = "SELECT MIN(min_minute_us), MAX(max_minute_us) FROM segments WHERE kind IN ('device', 'slice')"
+    low, high = (None if value is None else int(str(value)) for value in rows_of(connection, sql)[0])
+    start_us = period.start_us if low is None else min(max(period.start_us, low), period.end_us - MINUTE_US)
+    end_us = start_us + MINUTE_US if high is None else max(min(period.end_us, high + MINUTE_US), start_us + MINUTE_US)
+    return replace(period, start_us=start_us, end_us=end_us)
 
 
 def where(period: Period, filters: Filters, fields: frozenset[str] | None = None) -> tuple[str, tuple[object, ...]]:

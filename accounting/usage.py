@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from poolmeter.accounting import measures
 from poolmeter.accounting.dimensions import COLUMNS, DEVICE_FIELDS, EVERYTHING, Calendar, Filters, day_text, hour_text, sort_key
 from poolmeter.accounting.measures import Measures
-from poolmeter.accounting.source import ask, check_filters, check_identity, rows_of, unaccounted_warnings, where
+from poolmeter.accounting.source import ask, check_filters, check_identity, rows_of, stored_part, unaccounted_warnings, where
 from poolmeter.period import Period
 from poolmeter.report import Report
 
@@ -30,7 +30,7 @@ def usage_of(connection: "duckdb.DuckDBPyConnection", period: Period, by: tuple[
     """`usage_report` of an open catalog."""
     check_filters(connection, filters)
     check_identity(connection, period)
-    calendar = Calendar.of(period)
+    calendar = Calendar.of(period, stored_part(connection, period))
     computed = {"day": calendar.day_sql(), "hour": calendar.hour_sql()}
     keys = [computed.get(name) or f'"{COLUMNS[name]}"' for name in by]
     condition, parameters = where(period, filters)

@@ -4,8 +4,9 @@ Errors are `{"error": sentence}` with 400 (bad input), 401, 403, 404, 409 (refus
 """
 
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,7 +19,7 @@ from starlette.routing import BaseRoute
 from poolmeter.books.writer import Books, NotInBooks
 from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.assets import Assets
-from poolmeter.collector.auth import Authority, Credentials
+from poolmeter.collector.auth import Authority, Caller, Credentials
 from poolmeter.collector.catalog import query
 from poolmeter.collector.decisions import LIST_LIMIT, LIST_LIMIT_MOST, LOG_LIMIT, LOG_LIMIT_MOST, Decisions, NotJson, TooLarge, listing
 from poolmeter.collector.discovery.watch import SourceStatus
@@ -34,7 +35,7 @@ from poolmeter.collector.store import Store
 from poolmeter.collector.tables import SegmentKind
 from poolmeter.collector.tenancy import Forbidden, snapshots_for
 from poolmeter.collector.tracing import Tracer
-from poolmeter.collector.usage import ARROW, PARAMETERS, Usage
+from poolmeter.collector.usage import ARROW, PARAMETERS, Usage, number
 from poolmeter.errors import BadInput, PoolmeterError, Refused, Unavailable
 from poolmeter.model.decision import DecisionState
 from poolmeter.model.units import DAY_US, HOUR_US
@@ -72,7 +73,7 @@ def create_app(state: ApiState, extra_routes: Sequence[BaseRoute] = ()) -> Starl
     gate = Middleware(
         Gate, routes=routes, authority=state.authority, limits=state.limits, observed=state.observed, queries=state.queries
     )  # fmt: skip
-    handlers: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {PoolmeterError: _failed}
+    handlers: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {PoolmeterError: _failed, Exception: _fault}
     app = Starlette(routes=routes, middleware=[gate], exception_handlers=handlers)
     app.state.collector = state
     return app
@@ -87,6 +88,12 @@ def _endpoints(state: ApiState) -> tuple[Endpoint, ...]:
         Parameter("limit", f"entries of a page, at most {LOG_LIMIT_MOST} ({LOG_LIMIT})", type="integer"),
     )
 
+    def rows_of(key: str) -> tuple[Parameter, ...]:
+        return (
+            Parameter("after", f"behind the row with this {key}: `after` of an answer that is not the last asks for the next"),
+            Parameter("limit", f"at most so many, up to {LIST_LIMIT_MOST}; without it all", type="integer"),
+        )
+
     async def document(request: Request) -> Response:
         return JSONResponse(openapi(endpoints, request.app.routes))
 
@@ -99,12 +106,15 @@ def _endpoints(state: ApiState) -> tuple[Endpoint, ...]:
         Endpoint("GET", "/healthz", health.alive, "Whether the process answers", media=("text/plain",)),
         Endpoint("GET", "/readyz", health.ready, "Whether the store can be written", media=("text/plain",), statuses=(200, 503)),
         Endpoint("GET", "/v1/health", health.health, "Store, disk and every node with its reason", answer="Health"),
-        Endpoint("GET", "/v1/nodes", health.nodes, "Every node", answer="Nodes"),
+        Endpoint("GET", "/v1/nodes", health.nodes, "Every node by URL", rows_of("url"), statuses=(200, 400), answer="Nodes"),
         Endpoint(
             "GET", "/v1/usage", usage.records, "Usage records of one kind, oldest first, paged", PARAMETERS, ("application/json", ARROW),
             (200, 400, 403, 503), answer="Records",
         ),
-        Endpoint("GET", "/v1/snapshot", health.snapshots, "The newest snapshot of every node", answer="Snapshots"),
+        Endpoint(
+            "GET", "/v1/snapshot", health.snapshots, "The newest snapshot of every node by name", rows_of("node"), statuses=(200, 400),
+            answer="Snapshots",
+        ),
         Endpoint(
             "GET", "/v1/decisions", decisions.list, "Decisions by node and sequence, paged: `after` of an answer that is not the last asks for the next",
             (
@@ -240,16 +250,21 @@ class _Health:
             self._quarantine = (key, {row["node"]: (row["rows"], row["reason"]) for row in found})
         return self._quarantine[1]
 
-    async def nodes(self, _: Request) -> Response:
-        return JSONResponse(listing("nodes", self._rows()))
+    async def nodes(self, request: Request) -> Response:
+        limit = _limit(request)
+        rows = sorted(self._rows(), key=lambda row: str(row["url"]))
+        return _page("nodes", (row for row in rows if str(row["url"]) > request.query_params.get("after", "")), "url", limit)
 
     async def snapshots(self, request: Request) -> Response:
-        found = await run_in_threadpool(self._snapshots)
-        return JSONResponse(listing("snapshots", snapshots_for(caller_of(request.scope), found)))
+        caller, after, limit = caller_of(request.scope), request.query_params.get("after", ""), _limit(request)
+        return await run_in_threadpool(lambda: _page("snapshots", self._snapshots(caller, after), "node", limit))
 
-    def _snapshots(self) -> list[dict[str, Any]]:
+    def _snapshots(self, caller: Caller, after: str) -> Iterator[dict[str, Any]]:
+        """What a caller may see of the newest snapshots behind a node, node by node: there may be thousands."""
         now = self._state.store.state.now
-        return snapshot_objects({name: joined(name, [found[name] for found in now.values()]) for name in NOW_TABLES})
+        for node in sorted(now):
+            if node > after:
+                yield from snapshots_for(caller, snapshot_objects({name: joined(name, [now[node][name]]) for name in NOW_TABLES}))
 
     def _rows(self) -> list[dict[str, object]]:
         statuses = {status.row.url: status for status in self._state.statuses()}
@@ -282,6 +297,19 @@ class _Health:
         return out
 
 
+def _limit(request: Request) -> int | None:
+    """How many rows of a list are asked for; None: all."""
+    text = request.query_params.get("limit")
+    return None if text is None else number(text, "limit", LIST_LIMIT_MOST)
+
+
+def _page(name: str, rows: Iterator[dict[str, Any]], key: str, limit: int | None) -> Response:
+    """The first rows, and where there are more, `after`: what the next page is asked for with."""
+    found = list(islice(rows, None if limit is None else limit + 1))
+    more = {} if limit is None or len(found) <= limit else {"after": found[limit - 1][key]}
+    return JSONResponse(listing(name, found[:limit]) | more)
+
+
 def _source(status: SourceStatus) -> dict[str, object]:
     values = {
         "source": status.name,
@@ -298,3 +326,8 @@ async def _failed(_: Request, error: Exception) -> Response:
     known = ((Forbidden, 403), (TooLarge, 413), (NotJson, 415), (NotInBooks, 404), (BadInput, 400), (Refused, 409), (Unavailable, 503))
     status = next((code for kind, code in known if isinstance(error, kind)), 500)
     return JSONResponse({"error": str(error)}, status)
+
+
+async def _fault(_: Request, __: Exception) -> Response:
+    # The server logs the traceback: it is not the caller's.
+    return JSONResponse({"error": "the collector has a fault of its own, which its log tells"}, 500)

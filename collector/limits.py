@@ -123,9 +123,7 @@ class Queries:
     async def turn(self) -> AsyncIterator[None]:
         """Waits for a turn. Raises Crowded when too many wait already."""
         if self._turns.locked() and self.waiting >= self.limits.queries_waiting:
-            raise Crowded(
-                f"{self.running} questions run and {self.waiting} wait, expected at most {self.limits.queries_waiting} waiting; ask again later"
-            )
+            raise Crowded(f"as many questions wait as may, expected at most {self.limits.queries_waiting} waiting; ask again later")
         self.waiting += 1
         try:
             await self._turns.acquire()

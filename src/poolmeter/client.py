@@ -99,7 +99,7 @@ class Client:
 
     def snapshot(self) -> "dict[str, pd.DataFrame]":
         """The newest snapshot of every node that may be seen: `nodes`, `devices`, `slices`, `processes`, `sources`."""
-        rows = self._rows("/v1/snapshot")
+        rows = self._rows("/v1/snapshot", [("limit", "100")])
         parts = ("devices", "slices", "processes", "sources")
         head = [{name: value for name, value in row.items() if name not in parts} for row in rows]
         found = {"nodes": _frame(head, ("node",))}
@@ -111,7 +111,7 @@ class Client:
 
     def nodes(self) -> "pd.DataFrame":
         """Every exporter with its state and reason."""
-        return _frame(self._rows("/v1/nodes"), ("url", "node", "state", "reason"), ("last_pull", "last_success"))
+        return _frame(self._rows("/v1/nodes", [("limit", "1000")]), ("url", "node", "state", "reason"), ("last_pull", "last_success"))
 
     def health(self) -> dict[str, Any]:
         """The health page: `status`, `store`, `warnings`, and `rows` of the nodes."""
@@ -120,16 +120,7 @@ class Client:
     def decisions(self, state: str | None = None, node: str | None = None) -> "pd.DataFrame":
         """Decisions by node and sequence."""
         asked = [(name, value) for name, value in (("state", state), ("node", node)) if value is not None]
-        rows: list[dict[str, Any]] = []
-        after: str | None = None
-        while True:
-            answer = self._object("/v1/decisions", [*asked, *([("after", after)] if after else [])])
-            rows += self._rows_of(answer, "/v1/decisions")
-            before, after = after, answer.get("after")
-            if after is None:
-                return _frame(rows, ("id", "state", "node", "allocation_id", "device_uuid"))
-            if not isinstance(after, str) or after == before:
-                raise DataError(f"decisions of {self._url} gave the same place twice, expected each page to go on")
+        return _frame(self._rows("/v1/decisions", asked), ("id", "state", "node", "allocation_id", "device_uuid"))
 
     def _pages(self, asked: list[tuple[str, str]]) -> "Iterator[pa.Table]":
         import pyarrow as pa
@@ -149,13 +140,20 @@ class Client:
                 raise DataError(f"usage of {self._url} gave the same cursor twice, expected each page to go on")
 
     def _rows(self, path: str, asked: Sequence[tuple[str, str]] = ()) -> list[dict[str, Any]]:
-        return self._rows_of(self._object(path, asked), path)
-
-    def _rows_of(self, answer: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
-        rows = answer.get("rows")
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise DataError(f"answer of {self._url}{path} has no rows, expected a list of objects")
-        return rows
+        """The rows of all pages of a list."""
+        found: list[dict[str, Any]] = []
+        after: str | None = None
+        while True:
+            answer = self._object(path, [*asked, *([("after", after)] if after else [])])
+            rows = answer.get("rows")
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise DataError(f"answer of {self._url}{path} has no rows, expected a list of objects")
+            found += rows
+            before, after = after, answer.get("after")
+            if after is None:
+                return found
+            if not isinstance(after, str) or after == before:
+                raise DataError(f"{self._url}{path} gave the same place twice, expected each page to go on")
 
     def _object(self, path: str, asked: Sequence[tuple[str, str]]) -> dict[str, Any]:
         body, _ = self._ask(path, asked, "application/json")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from poolmeter.accounting.chargeback import chargeback_of
 from poolmeter.accounting.dimensions import BY, CHARGE_BY, EVERYTHING, Calendar, Filters
+from poolmeter.accounting.focus import focus_of
 from poolmeter.accounting.parts import METHODS, OVERHEAD_PARTS, PARTS
 from poolmeter.accounting.plans import parse_plan
 from poolmeter.accounting.policies import share_out
@@ -123,6 +124,7 @@ def test_order_of_rows_changes_no_byte(stores: Stores, pool: Pool, seed: int) ->
             assert render(one, fmt) == render(other, fmt)
         with stores(pool.records) as first, stores(shuffled) as second:
             assert render(usage_of(first, PERIOD, by, EVERYTHING), "json") == render(usage_of(second, PERIOD, by, EVERYTHING), "json")
+            assert render(focus_of(first, PERIOD, pool.plan), "csv") == render(focus_of(second, PERIOD, pool.plan), "csv")
 
 
 @QUICK

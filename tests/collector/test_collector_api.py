@@ -82,7 +82,8 @@ async def test_writing_needs_the_token_where_reading_needs_none(state: ApiState)
     [
         ("/v1/usage?by=tenant", "kind or tier or from or to"),
         ("/v1/decisions?stat=approved", "state or node"),
-        ("/v1/nodes?node=n1", "none"),
+        ("/v1/nodes?node=n1", "after or limit"),
+        ("/v1/health?node=n1", "none"),
     ],
 )
 async def test_a_parameter_that_is_not_known_is_refused(state: ApiState, path: str, known: str) -> None:

@@ -61,6 +61,22 @@ def test_usage_is_a_frame_with_types_that_know_what_is_not_known(url: str) -> No
     assert process["hooked"].dtype == "boolean" and process["hooked"].all()
 
 
+@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/snapshot", "/v1/decisions"])
+def test_a_list_in_pages_is_the_list(url: str, state: ApiState, path: str) -> None:
+    client = Client(url, ADMIN)
+    whole = client._object(path, [])
+    found, after = [], ""
+    for _ in whole["rows"]:
+        page = client._object(path, [("limit", "1"), *([("after", after)] if after else [])])
+        assert len(page["rows"]) == 1
+        found += page["rows"]
+        after = page.get("after", "")
+    assert found == whole["rows"] == client._rows(path, [("limit", "1")]) and after == "" and "after" not in whole
+    for limit in ("0", "10001", "x", "-1", "9" * 5000):
+        with pytest.raises(BadInput, match="limit is"):
+            client._object(path, [("limit", limit)])
+
+
 def test_pages_are_followed_to_the_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     whole = Client.usage(Client(url, ADMIN), "device", "2027-01-15", "2027-01-16")
