@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -73,8 +74,14 @@ def create_app(state: ApiState, extra_routes: Sequence[BaseRoute] = ()) -> Starl
     gate = Middleware(
         Gate, routes=routes, authority=state.authority, limits=state.limits, observed=state.observed, queries=state.queries
     )  # fmt: skip
-    handlers: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {PoolmeterError: _failed, Exception: _fault}
+    handlers: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+        PoolmeterError: _failed,
+        HTTPException: _not_there,
+        Exception: _fault,
+    }
     app = Starlette(routes=routes, middleware=[gate], exception_handlers=handlers)
+    # A redirect would go where the request's Host header says, with whatever token the client sends there.
+    app.router.redirect_slashes = False
     app.state.collector = state
     return app
 
@@ -326,6 +333,16 @@ async def _failed(_: Request, error: Exception) -> Response:
     known = ((Forbidden, 403), (TooLarge, 413), (NotJson, 415), (NotInBooks, 404), (BadInput, 400), (Refused, 409), (Unavailable, 503))
     status = next((code for kind, code in known if isinstance(error, kind)), 500)
     return JSONResponse({"error": str(error)}, status)
+
+
+async def _not_there(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    sentence = str(error.detail)
+    if error.status_code == 405:
+        sentence = f"method is {request.method!r:.20}, expected {(error.headers or {}).get('Allow', 'another')}"
+    if error.status_code == 404:
+        sentence = f"path is {request.url.path!r:.80}, expected one that /openapi.json lists"
+    return JSONResponse({"error": sentence}, error.status_code, error.headers)
 
 
 async def _fault(_: Request, __: Exception) -> Response:

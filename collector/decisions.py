@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from poolmeter.books.ledger import Change, is_text
@@ -148,12 +148,17 @@ async def json_body(request: Request) -> dict[str, Any]:
     # Only application/json: a form that a foreign page posts from a browser must not approve anything.
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
         raise NotJson(f"Content-Type is {request.headers.get('content-type')!r:.60}, expected application/json")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise NotJson(f"Content-Encoding is {request.headers['content-encoding']!r:.60}, expected none")
     chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > BODY_LIMIT:
-            raise TooLarge(f"body has more than {BODY_LIMIT} bytes, expected at most that")
-        chunks.append(chunk)
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > BODY_LIMIT:
+                raise TooLarge(f"body has more than {BODY_LIMIT} bytes, expected at most that")
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise BadInput("body is cut short, expected all of it") from None
     try:
         value = json.loads(b"".join(chunks) or b"{}")
     except (ValueError, RecursionError) as error:

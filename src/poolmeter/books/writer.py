@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Select, Table, and_, func, or_, select
 from poolmeter.books.assets import Assets
 from poolmeter.books.backup import backup
 from poolmeter.books.database import Database
-from poolmeter.books.ledger import Change, Row, Writing, changes, is_text
+from poolmeter.books.ledger import Change, Row, Writing, changes, fit, is_text
 from poolmeter.books.models import DecisionRow
 from poolmeter.books.states import OUTCOMES, check_transition, outcome_moves
 from poolmeter.books.tokens import Tokens
@@ -197,6 +197,7 @@ def _add(writing: Writing, decision: Decision, by: str) -> Booked:
         raise Refused(f"decision {decision.id} is {decision.state.value}, expected proposed")
     if not decision.id or not decision.node:
         raise BadInput(f"decision id and node are {decision.id!r} and {decision.node!r}, expected text")
+    fit({name: getattr(decision, name) for name in _FIELDS})  # before anything is looked up by it
     connection = writing.connection
     row = _row(connection, decision.id)
     if row is not None:
