@@ -27,7 +27,8 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pool", action="append", default=[], metavar="P", help="only this pool (repeatable)")
 
 
-def _add_rating(parser: argparse.ArgumentParser) -> None:
+def add_rating_options(parser: argparse.ArgumentParser) -> None:
+    """--plan and --basis of a command that rates."""
     parser.add_argument("--plan", metavar="FILE", type=Path, help="price plan (accounting.plan of the configuration)")
     parser.add_argument("--basis", choices=("allocated", "used"), help="charge what was promised, or what was used (the plan's)")
 
@@ -67,7 +68,7 @@ class Chargeback:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         _add_question(parser, CHARGE_BY)
-        _add_rating(parser)
+        add_rating_options(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from poolmeter.accounting.chargeback import chargeback_for
@@ -96,7 +97,7 @@ class FocusExport:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_period_options(parser, None)
         _add_filters(parser)
-        _add_rating(parser)
+        add_rating_options(parser)
         parser.add_argument(
             "--issuer", metavar="NAME", help="who bills: InvoiceIssuerName, ServiceProviderName, HostProviderName (the pool's name)"
         )

@@ -7,8 +7,8 @@ line), `AllocatedMethodId` by what it was split. docs/reference/focus.md says wh
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from decimal import Context, Decimal
+from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,8 @@ from poolmeter.accounting.policies import share_out
 from poolmeter.accounting.rating import Charge, money
 from poolmeter.accounting.shares import DEVICE, LABELS
 from poolmeter.accounting.source import ask, unaccounted_warnings
-from poolmeter.model.units import MICROSECONDS, split_exactly
-from poolmeter.period import Period, rfc3339
+from poolmeter.model.units import EXACT, split_exactly
+from poolmeter.period import Period, epoch_us, rfc3339
 from poolmeter.report import Report, dumps
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 VERSION = "1.4"
 UNIT = "Device-Hours"
 SERVICE = "GPU pool"
-_EXACT = Context(prec=60)
 _DAY_LEVEL = 3  # day, allocation and device
 _WHAT = {
     "usage": "Device time of {tenant} on {model}",
@@ -150,7 +149,7 @@ def _parts(charges: Iterable[Charge]) -> list[_Part]:
     for charge in charges:
         # Without device time there is no amount either; a price of 0 has no weight, and its part none.
         spent = sorted((price, us) for price, us in charge.spent.items() if us)
-        amounts = split_exactly(_billed(charge), [int(price.scaleb(PRICE_DECIMALS, _EXACT)) * us for price, us in spent])
+        amounts = split_exactly(_billed(charge), [int(price.scaleb(PRICE_DECIMALS, EXACT)) * us for price, us in spent])
         for number, ((price, us), amount) in enumerate(zip(spent, amounts, strict=True)):
             parts.append(_Part(charge, price, us, amount, number == 0))
             origins.setdefault((charge.share.day, charge.share.device, price), []).append(parts[-1])
@@ -200,8 +199,8 @@ def _row(part: _Part, bill: _Bill) -> dict[str, object]:
     share, price, plan = part.charge.share, part.price, bill.plan
     device = dict(zip(DEVICE, share.device, strict=True))
     quantity = hours(part.us)
-    listed = _EXACT.multiply(price, quantity)
-    element = {"AllocatedRatio": Decimal(part.ppb).scaleb(-9, _EXACT), "UsageUnit": UNIT, "UsageQuantity": quantity}
+    listed = EXACT.multiply(price, quantity)
+    element = {"AllocatedRatio": Decimal(part.ppb).scaleb(-9, EXACT), "UsageUnit": UNIT, "UsageQuantity": quantity}
     sku = f"{plan.name}/device-hour/{device['device_model']}"
     row = _head(part.charge, bill, part.amount) | {
         "AllocatedMethodId": f"{bill.basis} device time",
@@ -282,5 +281,4 @@ def month_edges(day: int, period: Period) -> tuple[int, int]:
 
 def _midnight(day: datetime, period: Period) -> int:
     # A midnight that a clock change skips is the moment of the change: zoneinfo takes the offset before it.
-    delta = day.replace(tzinfo=period.zone).astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
-    return (delta.days * 86_400 + delta.seconds) * MICROSECONDS
+    return epoch_us(day.replace(tzinfo=period.zone))

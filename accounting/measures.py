@@ -5,16 +5,15 @@ with 9 places, rounded half to even once, when shown: totals of a report are sum
 """
 
 from dataclasses import dataclass
-from decimal import Context, Decimal
+from decimal import Decimal
 
-from poolmeter.model.units import GIB, HOUR_US
+from poolmeter.model.units import EXACT, GIB, HOUR_US
 from poolmeter.model.usage import UsedBasis
 
 PLACES = 9
 _KIB_PER_GIB = GIB // 1024
 _UJ_PER_KWH = 3_600_000_000_000
 _PPM = 1_000_000
-_EXACT = Context(prec=60)
 
 # Sums over slice records. `complete` is span x completeness, nothing for a record whose used time is unknown.
 SLICE_SQL = """
@@ -110,12 +109,12 @@ def quotient(number: int, divisor: int) -> Decimal:
     whole, rest = divmod(number * 10**PLACES, divisor)
     if 2 * rest > divisor or (2 * rest == divisor and whole % 2):
         whole += 1
-    return Decimal(whole).scaleb(-PLACES, _EXACT)
+    return Decimal(whole).scaleb(-PLACES, EXACT)
 
 
 def _floor(number: int, divisor: int) -> Decimal:
     # Down, so that whatever is less than complete never shows as 1.
-    return Decimal(number * 10**PLACES // divisor).scaleb(-PLACES, _EXACT)
+    return Decimal(number * 10**PLACES // divisor).scaleb(-PLACES, EXACT)
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

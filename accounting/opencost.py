@@ -25,7 +25,7 @@ from poolmeter.accounting.shares import LABELS
 from poolmeter.accounting.source import ask
 from poolmeter.errors import BadInput
 from poolmeter.model.units import DAY_US, HOUR_US, MICROSECONDS, MINUTE_US
-from poolmeter.period import Period, rfc3339, time_zone
+from poolmeter.period import Period, epoch_us, rfc3339, time_zone
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -167,10 +167,9 @@ def _period(start_us: int, end_us: int, zone: "ZoneInfo", text: str) -> Period:
 
 def _us(moment: datetime, zone: "ZoneInfo") -> int:
     try:
-        delta = (moment if moment.tzinfo else moment.replace(tzinfo=zone)).astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+        return epoch_us(moment if moment.tzinfo else moment.replace(tzinfo=zone))
     except OverflowError:
         raise BadInput(f"window has the time {moment.isoformat()}, expected one in the years 1 to 9999") from None
-    return (delta.days * 86_400 + delta.seconds) * MICROSECONDS + delta.microseconds
 
 
 def _duration(text: str, name: str) -> int:

@@ -9,17 +9,16 @@ docs/decisions/rounding.md gives the reasons.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from decimal import Context, Decimal
+from decimal import Decimal
 
 from poolmeter.accounting.measures import Measures
 from poolmeter.accounting.parts import PARTS
 from poolmeter.accounting.plans import PRICE_DECIMALS, PricePlan
 from poolmeter.accounting.shares import REST, Share
 from poolmeter.errors import DataError
-from poolmeter.model.units import HOUR_US, split_exactly
+from poolmeter.model.units import EXACT, HOUR_US, split_exactly
 
 LINES = ("usage", *REST)
-_EXACT = Context(prec=60)
 Key = tuple[tuple[bool, str], ...]
 
 
@@ -58,7 +57,7 @@ def rate(shares: Iterable[Share], plan: PricePlan) -> list[Charge]:
         charges = days.setdefault(share.day, {})
         charge = charges.setdefault(key, Charge(share, order=share.order))
         charge.us += share.us
-        list_price = int(price.scaleb(PRICE_DECIMALS, _EXACT))
+        list_price = int(price.scaleb(PRICE_DECIMALS, EXACT))
         charge.weight += share.us * list_price
         charge.used_weight += share.used_us * list_price
         charge.order = min(charge.order, share.order)
@@ -80,7 +79,7 @@ def day_total(weight: int, minor_digits: int) -> int:
 
 def money(amount: int, minor_digits: int) -> Decimal:
     """An amount in the smallest unit as a decimal of the currency, all its places written."""
-    return Decimal(amount).scaleb(-minor_digits, _EXACT)
+    return Decimal(amount).scaleb(-minor_digits, EXACT)
 
 
 def _rate_day(charges: list[Charge], minor_digits: int) -> Iterator[Charge]:

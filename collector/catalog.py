@@ -28,7 +28,11 @@ opened: "ContextVar[Callable[[duckdb.DuckDBPyConnection], None] | None]" = Conte
 _RESTORE = "poolmeter store restore puts a backup in its place"
 
 
-class TornCatalog(DataError):
+class TornStore(DataError):
+    """Something of the store is damaged: whoever asks can do nothing about it."""
+
+
+class TornCatalog(TornStore):
     """The catalog, or the file that names it, is damaged: a backup has to take its place."""
 
 
@@ -116,7 +120,7 @@ def _prepare(connection: "duckdb.DuckDBPyConnection", root: Path) -> int:
 
 
 def unreadable(root: Path, error: "duckdb.Error") -> Exception:
-    """What to raise for a question that failed: DataError for a torn file, Unavailable for one that is gone or for want of memory, else `error`."""
+    """What to raise for a question that failed: TornStore for a torn file, Unavailable for one that is gone or for want of memory, else `error`."""
     import duckdb
 
     wrong = (
@@ -130,7 +134,7 @@ def unreadable(root: Path, error: "duckdb.Error") -> Exception:
     unfit = isinstance(error, duckdb.InvalidInputException) and ".parquet" not in str(error)
     if isinstance(error, wrong) or unfit:
         return error  # the question is wrong, not the store
-    kind = Unavailable if isinstance(error, (duckdb.IOException, duckdb.OutOfMemoryException)) else DataError
+    kind = Unavailable if isinstance(error, (duckdb.IOException, duckdb.OutOfMemoryException)) else TornStore
     return kind(f"store {root} cannot be read: {str(error).splitlines()[0]:.200}")
 
 

@@ -51,11 +51,12 @@ class Decisions:
         """So many decisions that the caller sees, however many of others lie between."""
         if after is not None and not self._sees(caller, after):
             raise NotInBooks(f"after is {after!r:.80}, expected the id of a decision")  # another's is as if it were not there
+        size = LIST_LIMIT_MOST if caller.role is Role.TENANT else limit
         found: list[Booked] = []
         while len(found) < limit:
-            page = self._books.list(state, node, after, LIST_LIMIT_MOST)
+            page = self._books.list(state, node, after, size)
             found += decisions_for(caller, self._root, page)
-            if len(page) < LIST_LIMIT_MOST:
+            if len(page) < size:
                 break
             after = page[-1].decision.id
         return found[:limit]

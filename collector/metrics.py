@@ -90,7 +90,11 @@ class _Own(Collector):
         if queries is not None:
             yield GaugeMetricFamily(f"{_PREFIX}_queries_running", "Questions to the store that run.", queries.running)
             yield GaugeMetricFamily(f"{_PREFIX}_queries_waiting", "Questions that wait for their turn.", queries.waiting)
-        dropped = CounterMetricFamily(f"{_PREFIX}_connections_dropped", "Connections of peers too slow to wait for.", labels=["reason"])
+        dropped = CounterMetricFamily(
+            f"{_PREFIX}_connections_dropped",
+            "Connections that were cut: of peers too slow to wait for, and beyond what one address or all may hold.",
+            labels=["reason"],
+        )
         for reason, number in PatientProtocol.dropped.items():
             dropped.add_metric([reason], number)
         yield dropped

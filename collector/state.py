@@ -1,6 +1,7 @@
 """What a store's catalog says, in memory: the state that a publication replaces, and its way to tables and back."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,9 @@ from poolmeter.model.wire import SCHEMA_VERSION
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# What a node may invent of each is kept in every catalog: an honest one has an epoch for each spool it ever had, and a few devices.
+EPOCHS_MOST = 100
+DEVICES_MOST = 1024
 SEEN_US = MINUTE_US  # a device that is as it was is noted once in so long: of a thousand nodes most bring nothing else with each pull
 _SNAPSHOT_COLUMNS = ("uuid", "node", "index", "model", "vendor", "memory_total_bytes", "driver_version", "taken_us", "taken_us")
 
@@ -93,12 +97,27 @@ def with_devices(
     snapshots: Sequence[Newest],
     before: Mapping[str, Mapping[str, "pa.Table"]],
 ) -> dict[tuple[str, str], DeviceRow]:
-    """`devices` and those of new rows and snapshots; `before` are the newest snapshots until now."""
+    """`devices` and those of new rows and snapshots, of a node `DEVICES_MOST` that were seen last; `before` are the newest snapshots until now."""
     out = dict(devices)
     for seen in (*_of_rows(wide, devices), *_of_snapshots(snapshots, devices, before)):
         key = (seen.node, seen.uuid)
         out[key] = _merged(out.get(key), seen)
+    if len(out) > len(devices):
+        counts = Counter(node for node, _ in out)
+        for node in [node for node, count in counts.items() if count > DEVICES_MOST]:
+            oldest = sorted((row.last_seen_us, row.uuid) for row in out.values() if row.node == node)[: counts[node] - DEVICES_MOST]
+            for _, uuid in oldest:
+                del out[node, uuid]
     return out
+
+
+def forget_epochs(sequences: dict[tuple[str, str], Ranges], current: Collection[tuple[str, str]]) -> None:
+    """Drop the epochs that came first of a node that has more than `EPOCHS_MOST`, none of `current`, (node, epoch)."""
+    counts = Counter(node for node, _ in sequences)
+    for node in [node for node, count in counts.items() if count > EPOCHS_MOST]:
+        others = [key for key in sequences if key[0] == node and key not in current]
+        for key in others[: counts[node] - EPOCHS_MOST]:
+            del sequences[key]
 
 
 def _of_rows(wide: "pa.Table | None", devices: Mapping[tuple[str, str], DeviceRow]) -> Iterator[DeviceRow]:

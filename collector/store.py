@@ -38,7 +38,7 @@ from poolmeter.collector.segments import (
     sync_folders,
     write_segment,
 )
-from poolmeter.collector.state import NodeRow, State, catalog_tables, last_sequence, state_from, with_devices
+from poolmeter.collector.state import NodeRow, State, catalog_tables, forget_epochs, last_sequence, state_from, with_devices
 from poolmeter.collector.tables import ROLLUPS, TABLES, SegmentKind, arrow_schema
 from poolmeter.errors import BadInput, DataError, PoolmeterError, Unavailable
 from poolmeter.model.usage import RecordKind
@@ -232,6 +232,8 @@ class Store:
         state = self._state
         sequences = dict(state.sequences)
         new = new_rows(batches, sequences, closed_days(state))
+        if len(sequences) > len(state.sequences):
+            forget_epochs(sequences, {(batch.node, batch.epoch) for batch in batches})
         wide, today = new.rows, day_of(now_us)
         if new.quarantine and self._kept[0] != today:
             self._kept = (today, kept_of(self.root, tuple(state.segments.values()), today))

@@ -80,9 +80,8 @@ class AllocationFolders:
 
     def _one(self, folder: Path, name: str, retired: bool, rested: dict[str, tuple[_Stamp, Allocation]]) -> AllocationReading | None:
         """One folder; None when it vanished meanwhile or holds nothing yet."""
-        place = str(
-            folder
-        )  # paths are joined as text: taking them apart for every file at every turn would be a tenth of what a turn costs
+        # Paths are joined as text: taking them apart for every file at every turn would be a tenth of what a turn costs.
+        place = str(folder)
         faults: list[str] = []
         tampered = None
         allocation = grant = meter = None

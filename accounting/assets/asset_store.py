@@ -1,20 +1,16 @@
 """Where the register is: the books, written through a running collector's API, else in their own place. As for decisions."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from poolmeter.accounting.recommend.decision_store import collector_url, fetch
+from poolmeter.accounting.collector_api import fetch, served_or_own
 from poolmeter.books.assets import Entered, Row
-from poolmeter.books.place import place
 from poolmeter.books.writer import Books
-from poolmeter.collector.catalog import current_name
 from poolmeter.config import CollectorSection
-from poolmeter.errors import DataError, Unavailable
-from poolmeter.places import CollectorData
-from poolmeter.tokens import client_token
-from poolmeter.web.trust import SYSTEM, Trust, trust_of
+from poolmeter.errors import DataError
+from poolmeter.web.trust import SYSTEM, Trust
 
 PATH = "/v1/books/assets"
 
@@ -47,23 +43,19 @@ class ApiAssets:
     def enter(self, rows: Sequence[Row], by: str, reason: str, dry_run: bool = False) -> Entered:
         body = {"assets": list(rows), "by": by, "reason": reason, "dry_run": dry_run}
         totals = fetch(self._url, self._token, body, self._trust).get("totals")
-        try:
-            assert isinstance(totals, dict)
-            return Entered(tuple(totals["added"]), tuple(totals["changed"]), tuple(totals["unchanged"]))
-        except (AssertionError, KeyError, TypeError):
-            raise DataError(f"answer of {self._url} is {totals!r:.60}, expected what was entered") from None
+        match totals:
+            case {"added": list(added), "changed": list(changed), "unchanged": list(unchanged)}:
+                return Entered(tuple(added), tuple(changed), tuple(unchanged))
+        raise DataError(f"answer of {self._url} is {totals!r:.60}, expected what was entered")
 
 
-@contextmanager
-def open_assets(data: Path, collector: CollectorSection) -> "Iterator[AssetStore]":
-    """The register of a data folder. Raises Unavailable or BadInput when its books cannot be opened."""
-    token, trust = client_token(collector.api_token_file, data), trust_of(collector)
-    url = collector_url(data, collector, token)
-    if url is not None:
-        yield ApiAssets(url, token, trust)
-        return
-    path = CollectorData(data).books
-    if collector.books is None and not path.exists() and current_name(CollectorData(data).store) is None:
-        raise Unavailable(f"books {path} are not there, expected the data folder of a collector that has run")
-    with Books(place(collector.books, path)) as books:
-        yield books.assets
+def open_assets(data: Path, collector: CollectorSection) -> AbstractContextManager[AssetStore]:
+    """The register of a data folder, as a context. Raises Unavailable or BadInput when its books cannot be opened."""
+
+    def served(url: str, token: str | None, trust: Trust) -> AssetStore:
+        return ApiAssets(url, token, trust)
+
+    def own(books: Books) -> AssetStore:
+        return books.assets
+
+    return served_or_own(data, collector, served, own)

@@ -4,10 +4,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poolmeter.accounting.commands import add_rating_options
 from poolmeter.clock import SystemClock
 from poolmeter.config import Config, load_config
 from poolmeter.errors import BadInput
-from poolmeter.period import parse_period
+from poolmeter.period import add_period_options, parse_period
 from poolmeter.places import CollectorData, data_folder
 from poolmeter.report import Report, write
 
@@ -31,12 +32,6 @@ def _register(args: argparse.Namespace, config: Config) -> "list[Row]":
 
     with open_assets(data_folder(args.data), config.collector) as store:
         return list(store.list())
-
-
-def _add_period(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--from", dest="start", metavar="TIME", help="start, inclusive: RFC 3339, a date, 7d, last-month (this month)")
-    parser.add_argument("--to", dest="end", metavar="TIME", help="end, exclusive (now)")
-    parser.add_argument("--time-zone", metavar="ZONE", help="time zone that days and dates are cut in (UTC)")
 
 
 class AssetsList:
@@ -110,7 +105,7 @@ class AssetsDepreciation:
     """What devices lost in worth in a period, straight line, by whole days. Devices without a price, date, life or residual are named."""
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        _add_period(parser)
+        add_period_options(parser, None)
         parser.add_argument("--by", default="owner", choices=("owner", "model", "device", "month"), help="a row for each (owner)")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -126,9 +121,8 @@ class AssetsMatrix:
     """Whose cards each tenant used and what that cost, to the cent of chargeback; and who owes whom for it, netted."""
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        _add_period(parser)
-        parser.add_argument("--basis", choices=("allocated", "used"), help="charge what was promised, or what was used (the plan's)")
-        parser.add_argument("--plan", metavar="FILE", type=Path, help="price plan (accounting.plan of the configuration)")
+        add_period_options(parser, None)
+        add_rating_options(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from dataclasses import replace

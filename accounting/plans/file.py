@@ -20,13 +20,12 @@ from poolmeter.accounting.parts import OWN_LINE, PARTS
 from poolmeter.accounting.plans.bands import DAY_MINUTES, DAYS, Band, kind_of_day, meetings
 from poolmeter.accounting.plans.currencies import MINOR_DIGITS
 from poolmeter.accounting.plans.lines import Lines
-from poolmeter.accounting.plans.plan import EXACT, PRICE_DECIMALS, PricePlan, PriceSet
+from poolmeter.accounting.plans.plan import PRICE_DECIMALS, PricePlan, PriceSet
 from poolmeter.errors import BadInput
-from poolmeter.model.units import DAY_US, MICROSECONDS, MINUTE_US
-from poolmeter.period import rfc3339, time_zone
+from poolmeter.model.units import DAY_US, EXACT, MINUTE_US
+from poolmeter.period import epoch_us, rfc3339, time_zone
 from poolmeter.toml import parse_toml, read_toml
 
-SCHEMA = "poolmeter.plan/1"
 _PRICE = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)", re.ASCII)
 _DAY_WORDS = {
@@ -265,8 +264,7 @@ def _moment(value: date | datetime, zone: ZoneInfo | None, key: str) -> int:
         moment = moment.astimezone(UTC)
     except OverflowError:
         raise BadInput(f"{key} is {value.isoformat()}, expected a time that in UTC lies in the years 1 to 9999") from None
-    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    us = (delta.days * 86_400 + delta.seconds) * MICROSECONDS + delta.microseconds
+    us = epoch_us(moment)
     if us % MINUTE_US:
         raise BadInput(f"{key} is {value.isoformat()}, expected a whole minute")
     return us
@@ -329,6 +327,5 @@ def _real(plan: PricePlan, prices: PriceSet, day: int, minute: int) -> int | Non
         return None
     if moment.astimezone(plan.zone).replace(tzinfo=None) != local.replace(tzinfo=None):
         return None  # skipped by a clock change
-    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    at_us = (delta.days * 86_400 + delta.seconds) * MICROSECONDS
+    at_us = epoch_us(moment)
     return at_us if prices.start_us <= at_us and (prices.end_us is None or at_us < prices.end_us) else None

@@ -6,7 +6,7 @@ local clock is in.
 
 import re
 from dataclasses import dataclass
-from decimal import Context, Decimal
+from decimal import Decimal
 from functools import cached_property
 from zoneinfo import ZoneInfo
 
@@ -14,12 +14,11 @@ from poolmeter.accounting.dimensions import Calendar
 from poolmeter.accounting.plans.bands import Band, cuts
 from poolmeter.accounting.plans.currencies import MINOR_DIGITS
 from poolmeter.errors import BadInput
-from poolmeter.model.units import DAY_US, MINUTE_US
+from poolmeter.model.units import DAY_US, EXACT, MINUTE_US
 from poolmeter.period import Period, rfc3339
 
 PRICE_DECIMALS = 9  # a price has at most this many, so that every weight is a whole number
 UNPRICED = -1
-EXACT = Context(prec=60)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from poolmeter.exporter.collectors.family import Family, Page, Samples, seconds
 
 def _unattributed(page: Page) -> Samples:
     for device in page.snapshot.devices:
-        if device.unaccounted_us_total is not None:
-            yield (device.uuid,), seconds(page.unattributed_us.get(device.uuid, 0))
+        if device.unaccounted_us_total is not None and device.uuid in page.unattributed_us:
+            yield (device.uuid,), seconds(page.unattributed_us[device.uuid])
 
 
 FAMILIES: tuple[Family, ...] = (

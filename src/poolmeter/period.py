@@ -83,28 +83,29 @@ def _instant(text: str, zone: ZoneInfo, now_us: int, flag: str) -> int:
         return now_us
     if ago := _AGO.match(text):
         try:
-            return _us(now - timedelta(**{_UNITS[ago[2]]: int(ago[1])}))
+            return epoch_us(now - timedelta(**{_UNITS[ago[2]]: int(ago[1])}))
         except (OverflowError, ValueError):
             raise BadInput(f"{flag} is {text!r}, expected a time after the year 1") from None
     if text == "today":
-        return _us(midnight)
+        return epoch_us(midnight)
     if text == "yesterday":
-        return _us((midnight - timedelta(hours=12)).replace(hour=0))
+        return epoch_us((midnight - timedelta(hours=12)).replace(hour=0))
     if text == "this-month":
-        return _us(midnight.replace(day=1))
+        return epoch_us(midnight.replace(day=1))
     if text == "last-month":
-        return _us((midnight.replace(day=1) - timedelta(hours=12)).replace(day=1, hour=0))
+        return epoch_us((midnight.replace(day=1) - timedelta(hours=12)).replace(day=1, hour=0))
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
         raise BadInput(f"{flag} is {text!r}, expected an RFC 3339 time, a date, 7d, today or last-month") from None
     try:
-        return _us(parsed.replace(tzinfo=zone) if parsed.tzinfo is None else parsed)
+        return epoch_us(parsed.replace(tzinfo=zone) if parsed.tzinfo is None else parsed)
     except OverflowError:
         raise BadInput(f"{flag} is {text!r}, expected a time that in UTC lies in the years 1 to 9999") from None
 
 
-def _us(moment: datetime) -> int:
+def epoch_us(moment: datetime) -> int:
+    """Microseconds since 1970 of a time with a zone. Raises OverflowError where UTC has no year for it."""
     # Integer arithmetic: a float timestamp loses microseconds.
     delta = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     return (delta.days * 86_400 + delta.seconds) * MICROSECONDS + delta.microseconds

@@ -15,7 +15,8 @@ import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolmeter.accounting.recommend.decision_store import ApiStore, DecisionStore, FileStore, collector_url, open_store
+from poolmeter.accounting.collector_api import collector_url
+from poolmeter.accounting.recommend.decision_store import ApiStore, DecisionStore, FileStore, open_store
 from poolmeter.accounting.recommend.evidence import read_inputs
 from poolmeter.accounting.recommend.memory_limit import (
     GRANULE_BYTES,

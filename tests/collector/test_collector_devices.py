@@ -1,15 +1,18 @@
 """The register of devices: what snapshots and rows tell of them, noted when it changes, and when they were last seen, to the minute."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from collector_fakes import DAY, EPOCH, device, snapshot
+from collector_fakes import DAY, EPOCH, NOW, batch, device, records, scalar, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
 from poolmeter import arrow
 from poolmeter.collector.now import newest
-from poolmeter.collector.state import SEEN_US, DeviceRow, with_devices
+from poolmeter.collector.state import DEVICES_MOST, EPOCHS_MOST, SEEN_US, DeviceRow, with_devices
+from poolmeter.collector.store import Batch, Store
 from poolmeter.model.snapshot import Snapshot
 from poolmeter.model.units import MINUTE_US
 
@@ -65,3 +68,28 @@ def test_rows_tell_of_devices_that_no_snapshot_has_shown() -> None:
 
 def _cards(*uuids: str) -> tuple[Any, ...]:
     return tuple(replace(snapshot("n1", EPOCH, DAY).devices[0], uuid=uuid) for uuid in uuids)
+
+
+def test_a_node_that_invents_epochs_and_devices_takes_no_room_without_end(tmp_path: Path) -> None:
+    """Each catalog has all that is known of both; what a node invents costs no other node's, and not what is newest of its own."""
+
+    def invented(turn: int) -> list[Batch]:
+        epochs = [str(UUID(int=50 * turn + number + 1, version=4)) for number in range(50)]
+        rows = {
+            epoch: [device("n1", epoch, n + 1, DAY + turn * MINUTE_US, uuid_=f"GPU-{epoch}-{n}") for n in range(10)] for epoch in epochs
+        }
+        return [batch(found, epoch=epoch) for epoch, found in rows.items()]
+
+    honest = batch(records("n2", EPOCH, 1, 8, DAY), "n2")
+    with Store(tmp_path) as store:
+        store.publish([honest], now_us=NOW)
+        for turn in range(4):
+            assert store.publish(invented(turn), now_us=NOW).known == 0
+        assert store.publish([honest, *invented(3)], now_us=NOW).known == 8 + 500
+        state = store.state
+        assert sum(node == "n1" for node, _ in state.sequences) == EPOCHS_MOST and ("n2", EPOCH) in state.sequences
+        assert sum(node == "n1" for node, _ in state.devices) == DEVICES_MOST and ("n2", "GPU-1") in state.devices
+        assert {row.last_seen_us for row in state.devices.values() if row.node == "n1"} == {DAY + n * MINUTE_US for n in (1, 2, 3)}
+    with Store(tmp_path) as store:
+        assert store.state.sequences == state.sequences and store.state.devices == state.devices
+    assert scalar(tmp_path, "SELECT COUNT(*) FROM device_minutes WHERE node = 'n1'") == 2000

@@ -23,7 +23,8 @@ import pytest
 from collector_daemon import Daemon, until
 from web_certificates import Authority
 
-from poolmeter.accounting.recommend.decision_store import ApiStore, collector_url
+from poolmeter.accounting.collector_api import collector_url
+from poolmeter.accounting.recommend.decision_store import ApiStore
 from poolmeter.books.writer import Books
 from poolmeter.client import Client
 from poolmeter.collector.peers import Peers, PeerSettings, _lives

@@ -1,7 +1,7 @@
 """Units: whole numbers inside, the unit in the name, text only at the edge."""
 
 import re
-from decimal import Decimal
+from decimal import Context, Decimal
 
 from poolmeter.errors import BadInput
 
@@ -10,6 +10,7 @@ MINUTE_US = 60 * MICROSECONDS
 HOUR_US = 3600 * MICROSECONDS
 DAY_US = 24 * HOUR_US
 GIB = 1 << 30
+EXACT = Context(prec=60)  # products of prices, amounts and microseconds lose no digit in it
 FULL_SHARE_PPM = 1_000_000  # a whole card's device time, in parts per million
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(?:([KMGTP])(?:i?B)?|B)?\s*$", re.IGNORECASE)
