@@ -3,12 +3,15 @@
 Reads alone, so it may run beside the collector that owns the store; a segment that is merged away meanwhile is left out.
 """
 
+import errno
 import hashlib
+import os
+import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from poolmeter.collector.catalog import CURRENT, TornCatalog, open_catalog
 from poolmeter.collector.rollup import read_segments, view_lists
@@ -67,11 +70,23 @@ def live_segments(connection: "duckdb.DuckDBPyConnection") -> list[Segment]:
 def digest_of(path: Path) -> tuple[int, str]:
     """Bytes and SHA-256 of a file, as hexadecimal. Raises OSError."""
     digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
     return size, digest.hexdigest()
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A file to read. Raises OSError, also for what is none: nobody waits for the other end of a pipe."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "is no file", str(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def examine(root: Path, segment: Segment, whole: bool = True) -> Problem | None:

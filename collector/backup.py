@@ -11,10 +11,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from poolmeter.books.backup import backup as copy_books
 from poolmeter.clock import SystemClock
-from poolmeter.collector.audit import digest_of, live_segments
+from poolmeter.collector.audit import digest_of, live_segments, open_file
 from poolmeter.collector.catalog import CURRENT, current_name, open_catalog
 from poolmeter.collector.segments import TEMPORARY, Segment, sync_folder
 from poolmeter.errors import BadInput, DataError, Refused, Unavailable
@@ -70,6 +71,10 @@ def back_up(data: CollectorData, target: Path, since: Path | None = None, show: 
                 break
             except FileNotFoundError as error:
                 # Merged away and its grace over: take the newer catalog.
+                if error.filename is not None and _still_named(data.store, Path(error.filename)):
+                    raise DataError(
+                        f"{error.filename} is missing, expected every file of the catalog; poolmeter store check tells more"
+                    ) from None
                 if last:
                     raise Unavailable(f"store {data.store} changes faster than it can be copied: {error.filename} is gone") from None
                 shutil.rmtree(work)
@@ -84,6 +89,12 @@ def back_up(data: CollectorData, target: Path, since: Path | None = None, show: 
         raise Unavailable(f"backup {target} cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _still_named(root: Path, missing: Path) -> bool:
+    """Whether the newest catalog names a file that is not there: then no later try finds it."""
+    with open_catalog(root) as connection:
+        return not missing.exists() and any(root / segment.file == missing for segment in live_segments(connection))
 
 
 def restore(source: Path, data: CollectorData, show: Show = nothing) -> Backup:
@@ -163,7 +174,11 @@ def _fill(data: CollectorData, work: Path, since: Path | None, earlier: dict[str
     body = f"{name}\n".encode()
     _write_synced(store / CURRENT, body)
     entries.append(Entry(f"store/{CURRENT}", *digest_of(store / CURRENT)))
-    with open_catalog(store) as connection:
+    try:
+        opened = open_catalog(store)
+    except DataError as error:  # the copy is what the store has
+        raise type(error)(str(error).replace(str(store), str(data.store))) from None
+    with opened as connection:
         segments = live_segments(connection)
         generation = connection.execute("SELECT generation FROM meta").fetchall()[0][0]
     total, done, linked = sum(segment.bytes for segment in segments), 0, 0
@@ -198,11 +213,20 @@ def _taken(root: Path, segment: Segment, target: Path) -> Entry:
 
 def _copy(source: Path, target: Path) -> tuple[int, str]:
     """Copy a file, synced; its bytes and SHA-256 as they are in the copy."""
-    with source.open("rb") as read, target.open("xb") as written:
+    with _source(source) as read, target.open("xb") as written:
         shutil.copyfileobj(read, written, 1 << 20)
         written.flush()
         os.fsync(written.fileno())
     return digest_of(target)
+
+
+def _source(path: Path) -> BinaryIO:
+    try:
+        return open_file(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # what is wrong is not the disk that is written
+        raise Unavailable(f"{path} cannot be read: {error.strerror or error}, expected a file that this user may read") from None
 
 
 def _link(source: Path, target: Path) -> bool:

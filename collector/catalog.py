@@ -12,9 +12,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolmeter.collector.tables import STORE_VERSION, literal
+from poolmeter.collector.tables import STORE_VERSION, TABLES, literal
 from poolmeter.collector.tables import quoted as quoted
 from poolmeter.errors import DataError, Unavailable
+from poolmeter.model.now import NOW_PARTS
 
 if TYPE_CHECKING:
     import duckdb
@@ -22,10 +23,17 @@ if TYPE_CHECKING:
 
 CURRENT = "CURRENT"
 _NAME = re.compile(r"^catalog-(\d+)\.duckdb$")
+_NAME_MOST = 1000
 _ATTEMPTS = 5
 # Told of each connection that is opened in its context, to bound it and to end it: how a server limits what one request asks, whoever asks it.
 opened: "ContextVar[Callable[[duckdb.DuckDBPyConnection], None] | None]" = ContextVar("opened", default=None)
 _RESTORE = "poolmeter store restore puts a backup in its place"
+# Every column of every table, and no row: what a damaged or foreign catalog of the right version lacks is told before it is asked for.
+_TABLES = "SELECT 0 FROM " + ", ".join(
+    f"(SELECT {', '.join(quoted(field.name) for field in fields)} FROM {name} LIMIT 0)"
+    for name, fields in TABLES.items()
+    if name not in NOW_PARTS
+)
 
 
 class TornStore(DataError):
@@ -37,18 +45,51 @@ class TornCatalog(TornStore):
 
 
 def current_name(root: Path) -> str | None:
-    """The file name of the newest catalog; None when the root holds no store. Raises DataError on a torn or foreign `CURRENT`."""
+    """The file name of the newest catalog; None when the root holds no store.
+
+    Raises DataError on a torn or foreign `CURRENT`, and where there is none beside segments: whoever took that for a new store would found an
+    empty one, and delete them as leftovers.
+    """
     try:
-        text = (root / CURRENT).read_text("utf-8").strip()
+        with (root / CURRENT).open("rb") as file:
+            text = file.read(_NAME_MOST).decode().strip()
     except (FileNotFoundError, NotADirectoryError):
+        if _has_segments(root):
+            raise TornCatalog(f"{root / CURRENT} is missing beside segments, expected the name of a catalog; {_advice(root)}") from None
         return None
+    except IsADirectoryError:
+        raise TornCatalog(f"{root / CURRENT} is a folder, expected a file with the name of a catalog; {_advice(root)}") from None
     except OSError as error:
         raise Unavailable(f"store {root} cannot be read: {error}") from None
     except UnicodeDecodeError:
-        raise TornCatalog(f"{root / CURRENT} is no text, expected the name of a catalog such as catalog-7.duckdb; {_RESTORE}") from None
+        raise TornCatalog(
+            f"{root / CURRENT} is no text, expected the name of a catalog such as catalog-7.duckdb; {_advice(root)}"
+        ) from None
     if _NAME.match(text) is None:
-        raise TornCatalog(f"{root / CURRENT} is {text!r:.80}, expected the name of a catalog such as catalog-7.duckdb; {_RESTORE}")
+        raise TornCatalog(f"{root / CURRENT} is {text!r:.80}, expected the name of a catalog such as catalog-7.duckdb; {_advice(root)}")
     return text
+
+
+def _has_segments(root: Path) -> bool:
+    return next((root / "segments").glob("*/*/*.parquet"), None) is not None
+
+
+def _advice(root: Path) -> str:
+    """What brings a store back whose `CURRENT` is damaged: a catalog beside it that can be opened, else a backup."""
+    import duckdb
+
+    try:
+        names = sorted((path.name for path in root.iterdir() if _NAME.match(path.name)), key=generation_of, reverse=True)
+    except OSError:
+        names = []
+    for name in names:
+        try:
+            with duckdb.connect(str(root / name), read_only=True) as connection:
+                if connection.execute("SELECT store_version FROM meta").fetchall() == [(STORE_VERSION,)]:
+                    return f"{name} is whole: with that name as its one line the store is what it was ({_RESTORE}, where segments of it are gone)"
+        except duckdb.Error:
+            continue
+    return _RESTORE
 
 
 def generation_of(name: str) -> int:
@@ -61,10 +102,20 @@ def open_catalog(root: Path) -> "duckdb.DuckDBPyConnection":
     """A read-only connection to the newest catalog, views ready to query; a context manager that closes it.
 
     Open one per question: a connection kept open goes on seeing the old state, whose segments are deleted after a grace period.
-    Raises Unavailable when there is no store, DataError when it has another version.
+    Raises Unavailable when there is no store, DataError when it has another version or is damaged.
     """
+    import duckdb
+
     connection, found = open_any(root)
     if found == STORE_VERSION:
+        try:
+            connection.execute(_TABLES)
+        except duckdb.Error as error:
+            connection.close()
+            wrong = str(error).splitlines()[0]
+            raise TornCatalog(
+                f"catalog of store {root} fails with {wrong!r:.120}, expected the tables of version {found}; {_RESTORE}"
+            ) from None
         return connection
     connection.close()
     advice = "poolmeter store migrate brings it there" if found < STORE_VERSION else "a newer poolmeter wrote it"
@@ -90,7 +141,7 @@ def open_any(root: Path) -> "tuple[duckdb.DuckDBPyConnection, int]":
             if current_name(root) != name:
                 continue
             if not path.exists():
-                raise TornCatalog(f"catalog {path} is missing, expected the file that {CURRENT} names; {_RESTORE}") from None
+                raise TornCatalog(f"catalog {path} is missing, expected the file that {CURRENT} names; {_advice(root)}") from None
             expected = f"a DuckDB 2 file of store version {STORE_VERSION}"
             raise TornCatalog(f"catalog {path} cannot be opened: {failure:.200}; expected {expected}; {_RESTORE}") from None
         try:
@@ -112,7 +163,7 @@ def _prepare(connection: "duckdb.DuckDBPyConnection", root: Path) -> int:
         found = connection.execute("SELECT store_version FROM meta").fetchall()
     except duckdb.Error as error:
         raise TornCatalog(f"store {root} has no version: {str(error).splitlines()[0]:.120}; expected {STORE_VERSION}; {_RESTORE}") from None
-    if len(found) != 1:
+    if len(found) != 1 or found[0][0] is None:
         raise TornCatalog(f"store {root} has version absent, expected {STORE_VERSION}")
     connection.execute(f"SET file_search_path = {literal(str(root.absolute()))}")
     connection.execute("SET TimeZone = 'UTC'")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from poolmeter.books.migrate import Upgraded
 from poolmeter.books.upgrade import upgrade
-from poolmeter.collector.catalog import current_name, open_any, unreadable
+from poolmeter.collector.catalog import current_name, open_any, open_catalog, unreadable
 from poolmeter.collector.now import write_now
 from poolmeter.collector.publication import CatalogWriter, name_current
 from poolmeter.collector.segments import sync_folders
@@ -67,7 +67,8 @@ def migrate(root: Path, books: Path | str | None = None) -> Migrated:
         connection, found = open_any(root)
         with connection:
             if found > STORE_VERSION or found not in (STORE_VERSION, *STEPS):
-                raise DataError(f"store {root} has version {found}, expected {min(STEPS)} to {STORE_VERSION}: a newer poolmeter wrote it")
+                who = "a newer poolmeter" if found > STORE_VERSION else "no poolmeter"
+                raise DataError(f"store {root} has version {found}, expected {min(STEPS)} to {STORE_VERSION}: {who} wrote it")
             try:
                 names = [row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()]
                 tables = {name: connection.sql(f"SELECT * FROM {name}").to_arrow_table() for name in names}
@@ -75,6 +76,7 @@ def migrate(root: Path, books: Path | str | None = None) -> Migrated:
                 raise unreadable(root, error) from None
         upgraded = None if books is None else upgrade(books)
         if found == STORE_VERSION:
+            open_catalog(root).close()
             return Migrated(found, int(tables["meta"].column("generation")[0].as_py()), upgraded)
         for version in range(found, STORE_VERSION):
             tables = STEPS[version](tables)
