@@ -6,7 +6,6 @@ Errors are `{"error": sentence}` with 400 (bad input), 401, 403, 404, 409 (refus
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,7 +21,18 @@ from poolmeter.clock import Clock, SystemClock
 from poolmeter.collector.assets import Assets
 from poolmeter.collector.auth import Authority, Caller, Credentials
 from poolmeter.collector.catalog import TornStore, query
-from poolmeter.collector.decisions import LIST_LIMIT, LIST_LIMIT_MOST, LOG_LIMIT, LOG_LIMIT_MOST, Decisions, NotJson, TooLarge, listing
+from poolmeter.collector.decisions import (
+    LIST_LIMIT,
+    LIST_LIMIT_MOST,
+    LOG_LIMIT,
+    LOG_LIMIT_MOST,
+    Decisions,
+    NotJson,
+    TooLarge,
+    limit_of,
+    listing,
+    page,
+)
 from poolmeter.collector.discovery.watch import SourceStatus
 from poolmeter.collector.gate import Gate, caller_of
 from poolmeter.collector.limits import Limits, Queries
@@ -36,7 +46,7 @@ from poolmeter.collector.store import Store
 from poolmeter.collector.tables import SegmentKind
 from poolmeter.collector.tenancy import Forbidden, snapshots_for
 from poolmeter.collector.tracing import Tracer
-from poolmeter.collector.usage import ARROW, PARAMETERS, Usage, number
+from poolmeter.collector.usage import ARROW, PARAMETERS, Usage
 from poolmeter.errors import BadInput, PoolmeterError, Refused, Unavailable
 from poolmeter.model.decision import DecisionState
 from poolmeter.model.units import DAY_US, HOUR_US
@@ -152,7 +162,7 @@ def _endpoints(state: ApiState) -> tuple[Endpoint, ...]:
             (Parameter("subject", "only this table"), Parameter("key", "only this row of a table"), *pages), statuses=(200, 400, 503),
             answer="BooksLog",
         ),
-        Endpoint("GET", "/v1/books/assets", assets.list, "What people wrote of each device", statuses=(200, 503), answer="BooksAssets"),
+        Endpoint("GET", "/v1/books/assets", assets.list, "What people wrote of each device, by uuid", rows_of("uuid"), statuses=(200, 400, 503), answer="BooksAssets"),
         Endpoint(
             "POST", "/v1/books/assets", assets.enter, "Write the register of devices, all or none; a field that a row lacks stays",
             statuses=(200, 400, 409, 413, 415, 503), body='{"assets": [{"uuid": text, ...}], "by": who, "reason": why, "dry_run": true}',
@@ -259,13 +269,13 @@ class _Health:
         return self._quarantine[1]
 
     async def nodes(self, request: Request) -> Response:
-        limit = _limit(request)
+        limit = limit_of(request)
         rows = sorted(self._rows(), key=lambda row: str(row["url"]))
-        return _page("nodes", (row for row in rows if str(row["url"]) > request.query_params.get("after", "")), "url", limit)
+        return page("nodes", (row for row in rows if str(row["url"]) > request.query_params.get("after", "")), "url", limit)
 
     async def snapshots(self, request: Request) -> Response:
-        caller, after, limit = caller_of(request.scope), request.query_params.get("after", ""), _limit(request)
-        return await run_in_threadpool(lambda: _page("snapshots", self._snapshots(caller, after), "node", limit))
+        caller, after, limit = caller_of(request.scope), request.query_params.get("after", ""), limit_of(request)
+        return await run_in_threadpool(lambda: page("snapshots", self._snapshots(caller, after), "node", limit))
 
     def _snapshots(self, caller: Caller, after: str) -> Iterator[dict[str, Any]]:
         """What a caller may see of the newest snapshots behind a node, some nodes at a time: there may be thousands."""
@@ -273,7 +283,9 @@ class _Health:
         nodes = [node for node in sorted(now) if node > after]
         for first in range(0, len(nodes), NODES_TOGETHER):
             tables = [now[node] for node in nodes[first : first + NODES_TOGETHER]]
-            yield from snapshots_for(caller, snapshot_objects({name: joined(name, [found[name] for found in tables]) for name in NOW_TABLES}))
+            yield from snapshots_for(
+                caller, snapshot_objects({name: joined(name, [found[name] for found in tables]) for name in NOW_TABLES})
+            )
 
     def _rows(self) -> list[dict[str, object]]:
         statuses = {status.row.url: status for status in self._state.statuses()}
@@ -304,19 +316,6 @@ class _Health:
                 }
             out.append({name: value for name, value in values.items() if value is not None})
         return out
-
-
-def _limit(request: Request) -> int | None:
-    """How many rows of a list are asked for; None: all."""
-    text = request.query_params.get("limit")
-    return None if text is None else number(text, "limit", LIST_LIMIT_MOST)
-
-
-def _page(name: str, rows: Iterator[dict[str, Any]], key: str, limit: int | None) -> Response:
-    """The first rows, and where there are more, `after`: what the next page is asked for with."""
-    found = list(islice(rows, None if limit is None else limit + 1))
-    more = {} if limit is None or len(found) <= limit else {"after": found[limit - 1][key]}
-    return JSONResponse(listing(name, found[:limit]) | more)
 
 
 def _source(status: SourceStatus) -> dict[str, object]:

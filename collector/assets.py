@@ -1,11 +1,11 @@
-"""The register of devices over HTTP: read whole, and written all or none; all of it in the books."""
+"""The register of devices over HTTP: read in pages or whole, and written all or none; all of it in the books."""
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from poolmeter.books.writer import Books
-from poolmeter.collector.decisions import author_of, json_body, listing, text_of
+from poolmeter.collector.decisions import author_of, json_body, limit_of, listing, page, text_of
 from poolmeter.collector.gate import caller_of
 from poolmeter.errors import BadInput
 
@@ -16,8 +16,10 @@ class Assets:
     def __init__(self, books: Books) -> None:
         self._register = books.assets
 
-    async def list(self, _: Request) -> Response:
-        return JSONResponse(listing("books_assets", await run_in_threadpool(self._register.list)))
+    async def list(self, request: Request) -> Response:
+        limit, after = limit_of(request), request.query_params.get("after", "")
+        rows = await run_in_threadpool(self._register.list)
+        return page("books_assets", (row for row in rows if str(row["uuid"]) > after), "uuid", limit)
 
     async def enter(self, request: Request) -> Response:
         body = await json_body(request)

@@ -1,8 +1,9 @@
 """Decisions over HTTP: listed, entered, approved, rejected, and the log of who did that; all of it in the books."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -183,3 +184,16 @@ def text_of(body: Mapping[str, Any], name: str) -> str | None:
     if value is not None and (not isinstance(value, str) or len(value) > 1000):
         raise BadInput(f"{name} is {value!r:.40}, expected text of at most 1000 characters")
     return value
+
+
+def limit_of(request: Request) -> int | None:
+    """How many rows of a list are asked for; None: all. Raises BadInput."""
+    text = request.query_params.get("limit")
+    return None if text is None else number(text, "limit", LIST_LIMIT_MOST)
+
+
+def page(name: str, rows: Iterable[Mapping[str, Any]], key: str, limit: int | None) -> Response:
+    """The first rows of a list, and where there are more, `after`: what the next page is asked for with."""
+    found = list(islice(rows, None if limit is None else limit + 1))
+    more = {} if limit is None or len(found) <= limit else {"after": found[limit - 1][key]}
+    return JSONResponse(listing(name, found[:limit]) | more)

@@ -142,7 +142,7 @@ def schemas() -> dict[str, Schema]:
         "Decisions": listing("decisions", decision, {"after": _TEXT}),
         "DecisionLog": listing("decision_log", of_record(LogEntry), {"after": _WHOLE}),
         "BooksLog": listing("books_log", change, {"after": _WHOLE}),
-        "BooksAssets": listing("books_assets", {"type": "object", "required": ["uuid", *FIELDS]}),
+        "BooksAssets": listing("books_assets", {"type": "object", "required": ["uuid", *FIELDS]}, {"after": _TEXT}),
         "Pushed": closed(_PUSHED, ("schema", "node", "consumer", "epoch")),
         "Document": {"type": "object", "required": ["openapi", "info", "paths", "components"]},
     }

@@ -41,6 +41,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiState]:
         ]
         made.store.publish([batch(MADE)], [newest(snapshot("n1", EPOCH, NOW))], rows, now_us=NOW)
         made.books.add_decisions([Decision("d1", "n1", "a-t1", "GPU-1", 1, 0, NOW, NOW + HOUR_US, "rule", "why", "00", memory_bytes=5)])
+        made.books.assets.enter([{"uuid": f"GPU-{n}", "owner": "a"} for n in range(3)], "test", "test")
         yield made
 
 
@@ -61,7 +62,7 @@ def test_usage_is_a_frame_with_types_that_know_what_is_not_known(url: str) -> No
     assert process["hooked"].dtype == "boolean" and process["hooked"].all()
 
 
-@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/snapshot", "/v1/decisions"])
+@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/snapshot", "/v1/decisions", "/v1/books/assets"])
 def test_a_list_in_pages_is_the_list(url: str, state: ApiState, path: str) -> None:
     client = Client(url, ADMIN)
     whole = client._object(path, [])

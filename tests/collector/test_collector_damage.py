@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from collector_fakes import DAY, EPOCH, NOW, batch, records, snapshot, stored
+from collector_served import client, collector
 
 from poolmeter import cli
 from poolmeter.books.writer import Books
@@ -299,3 +300,39 @@ def test_a_second_owner_is_turned_away_whatever_it_wants(data: Path, capsys: pyt
             assert code in (1, 3) and ("owned by another" in said or "is whole" in said), said
         with pytest.raises(Unavailable, match="owned by another"):
             Store(data / "store")
+
+
+@pytest.mark.parametrize("step", ["segment", "synced", "catalog", "current"])
+def test_a_store_that_is_killed_in_its_first_publication_opens_again(tmp_path: Path, step: str) -> None:
+    """It is founded before any segment is written, so that segments without `CURRENT` are never an honest store's."""
+
+    class Killed(BaseException):
+        pass
+
+    seen: list[str] = []
+
+    def on_step(name: str) -> None:
+        seen.append(name)
+        if name == step and "segment" in seen:
+            raise Killed
+
+    rows = batch(records("n1", EPOCH, 1, 8, DAY))
+    store = Store(tmp_path, on_step=on_step)
+    assert (tmp_path / "CURRENT").exists() and "segment" not in seen
+    with contextlib.suppress(Killed):
+        store.publish([rows], now_us=NOW)
+    assert step in seen
+    store.close()
+    with Store(tmp_path) as again:
+        again.publish([rows], now_us=NOW)
+    assert [sequence for _, _, sequence in stored(tmp_path)] == list(range(1, 9))
+
+
+async def test_a_torn_segment_is_no_fault_of_who_asks(tmp_path: Path) -> None:
+    with collector(tmp_path) as state:
+        state.store.publish([batch(records("n1", EPOCH, 1, 8, DAY))], now_us=NOW)
+        for file in state.store.state.segments:
+            (state.store.root / file).write_bytes(b"torn")
+        async with client(state) as http:
+            answer = await http.get("/v1/usage", params={"from": "2027-01-15", "to": "2027-01-16"})
+        assert answer.status_code == 503 and "cannot be read" in answer.json()["error"]
